@@ -1,0 +1,1 @@
+"""Is this answer right? Yes, no, or no verdict."""

@@ -1,0 +1,61 @@
+"""Everything that Groundhop raises on purpose.
+
+    GroundhopError
+    ├── ConfigError(ValueError)          a run's TOML is wrong, or changed under a half-done run
+    ├── InputError(ValueError)           a file or row that was given cannot be read
+    ├── MissingError(FileNotFoundError)  an earlier stage, a model or a program is not there
+    ├── CredentialError(PermissionError) a key is absent or was refused: stops the run
+    ├── NoVerdictError(ValueError)       the judge said nothing that can be read: unknown, not wrong
+    ├── ProviderError(OSError)           a search or page provider failed: infrastructure, not the model
+    ├── ServerError(OSError)             a model server failed or is gone: infrastructure, not the model
+    ├── MalformedCallError(ValueError)   the model wrote a tool call that cannot be read
+    └── ChecksumError(ValueError)        bits differ from the digest that was promised
+
+Each takes one message that says what was found, what was wanted and where, so that it can be pickled.
+"""
+
+
+class GroundhopError(Exception):
+    """Base of all errors of ours; the command line prints it in one line and exits with 1."""
+
+
+class ConfigError(GroundhopError, ValueError):
+    """A run's configuration is wrong, or differs from the one its records were made with."""
+
+
+class InputError(GroundhopError, ValueError):
+    """A file or a row that was given cannot be read as what it should be."""
+
+
+class MissingError(GroundhopError, FileNotFoundError):
+    """Something that should be there is not: an earlier stage's output, a model, a program."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class CredentialError(GroundhopError, PermissionError):
+    """A key is absent or was refused. No retry helps, so the run stops."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class NoVerdictError(GroundhopError, ValueError):
+    """The judge gave no verdict that can be read. Never counted as wrong."""
+
+
+class ProviderError(GroundhopError, OSError):
+    """A search or page provider failed. Infrastructure: never counted against the model."""
+
+
+class ServerError(GroundhopError, OSError):
+    """A model server failed or is gone. Infrastructure: never counted against the model."""
+
+
+class MalformedCallError(GroundhopError, ValueError):
+    """The model wrote a tool call that cannot be read; it is told so and the call is counted."""
+
+
+class ChecksumError(GroundhopError, ValueError):
+    """Bits differ from the digest that was promised for them."""

@@ -1,0 +1,1 @@
+"""SFT, GRPO, and weights into running servers."""

@@ -1,0 +1,1 @@
+"""Weights into running vLLM servers, usable alone."""
