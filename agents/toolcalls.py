@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 from groundhop.agents.untrusted import clean_values
 from groundhop.errors import MalformedCallError
 
-_OPEN = "<tool_call>"
 _CLOSE = "</tool_call>"
 _TAG = re.compile(r"<tool_call>|<(?P<slash>/?)(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
 _FENCE = re.compile(r"\s*```(?:json)?\s*", re.IGNORECASE)
@@ -142,9 +141,9 @@ def _calls_at(text: str, start: int, finish_reason: str) -> tuple[list[ParsedCal
     after = _skip_space(text, end)
     if text.startswith(_CLOSE, after):
         end = after + len(_CLOSE)
-    elif after == len(text) and finish_reason == "length":
+    elif finish_reason == "length" and _CLOSE.startswith(text[after:]):
         raise MalformedCallError("the call was cut off before its </tool_call>")
-    elif after < len(text) and not text.startswith((_OPEN, "</", "<think"), after):
+    elif after < len(text) and not _TAG.match(text, after):
         raise MalformedCallError(f"need </tool_call> after the call's JSON, got {text[after : after + 20]!r}")
     items = value if isinstance(value, list) and value else [value]
     return [_call_of(item) for item in items], end

@@ -26,15 +26,10 @@ def test_a_call_ends_where_its_json_ends(query: str) -> None:
     assert parse_calls(call({"queries": [query]})) == [ParsedCall("search", {"queries": [query]})]
 
 
-def test_a_call_reads_the_same_however_it_was_cut_while_streaming() -> None:
+def test_no_part_of_a_call_that_is_still_being_written_is_executed() -> None:
     text = call({"queries": ["x </tool_call> y"]})
-    whole = ""
-    for character in text:
-        whole += character
-        if whole != text:
-            with_calls = read_turn(whole, "length")
-            assert with_calls.calls == () or whole.endswith("</tool_call>")
-    assert parse_calls(whole) == parse_calls(text)
+    assert {read_turn(text[:end], "length").calls for end in range(len(text))} == {()}
+    assert len(read_turn(text, "length").calls) == 1
 
 
 def test_several_calls_keep_their_order_and_the_prose_around_them() -> None:
