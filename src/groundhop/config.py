@@ -55,7 +55,10 @@ class GraphConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Pages with fewer words of main text are `thin`."""
     max_link_share: Share = 0.5
     """Pages whose main text is anchors to a greater share are lists: `list`."""
+    max_rank_gap: Share = 0.7
+    """Pages whose harmonic percentile lies so far below their PageRank percentile are `spam`."""
     max_pages_per_host: Count = 100_000
+    """Pages of one host beyond so many are `host_cap`."""
 
 
 class QuestionsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -290,7 +293,7 @@ def convert(tree: dict[str, Any], where: str) -> RunConfig:
 
 def to_tree(config: RunConfig) -> dict[str, Any]:
     """The config as plain values, JSON types only."""
-    tree: dict[str, Any] = msgspec.to_builtins(config, builtin_types=(), str_keys=True, enc_hook=str)
+    tree: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(config, enc_hook=str))
     return tree
 
 
