@@ -21,6 +21,14 @@ stopped without one. error: infrastructure failed; such a rollout says nothing a
 """
 
 
+VerdictState = Literal["judged", "open", "unparsed", "judge_error", "rollout_error"]
+"""How a verdict came about.
+
+judged: yes or no. open: the rules cannot tell and nobody else was asked. unparsed: the judge said nothing readable.
+judge_error: the judge could not be reached. rollout_error: the rollout itself failed, so there is nothing to judge.
+"""
+
+
 class WarcPointer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the bytes of a page lie: byte offset and length of its record in a WARC file."""
 
@@ -202,6 +210,10 @@ class Verdict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     correct: bool | None
     """None when there is no verdict: counts neither way."""
     judge: str
+    state: VerdictState = "judged"
+    """`correct` is None in every state but judged."""
+    confidence: float | None = None
+    """What the answer itself claims, in percent; None when missing or unreadable."""
     reason: str = ""
     """The judge's words, or the rule that decided."""
     model: str | None = None
