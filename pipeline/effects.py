@@ -1,0 +1,110 @@
+"""Read what training changed: the evaluation's numbers and the training curves, for the report and the notebook."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from groundhop.pipeline.findings import load
+from groundhop.pipeline.plots import Curve, Estimate
+
+SFT_PANELS: tuple[tuple[str, Mapping[str, str], bool], ...] = (
+    ("loss, nats a token", {"loss": "sft/loss"}, True),
+    ("norm of the gradient", {"norm": "sft/grad_norm"}, True),
+    ("tokens a second", {"tokens": "sft/tokens_per_s"}, True),
+)
+GRPO_PANELS: tuple[tuple[str, Mapping[str, str], bool], ...] = (("mean reward", {"reward": "reward_mean"}, True),)
+"""Title, legend name -> column, whether the axis starts at zero. A panel without any of its columns is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One policy on the held-out questions."""
+
+    policy: str
+    questions: int
+    tries: int
+    judged: int
+    right: int
+    accuracy: Estimate | None
+    worst: float | None
+    """Accuracy if each try without a verdict were wrong."""
+    best: float | None
+    """Accuracy if each were right."""
+    calls: Estimate | None
+    """Tool calls a try."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two policies on the same questions; differences and ratios are of the later to the earlier."""
+
+    name: str
+    difference: Estimate | None
+    p: float | None
+    gained: int | None
+    lost: int | None
+    ratio: Estimate | None
+    ratio_both: Estimate | None
+    """Tool calls where both solved the question."""
+    ratio_other: Estimate | None
+    """Tool calls where one solved it and the other did not."""
+
+
+def scores(root: Path) -> list[Score]:
+    """The policies of an evaluation, in the order of training; none before it ran."""
+    found = load(root / "evaluate" / "summary.json").get("policies", {})
+    return [_score(policy, row) for policy, row in found.items()]
+
+
+def comparisons(root: Path) -> list[Comparison]:
+    """The paired comparisons of an evaluation."""
+    return [_comparison(row) for row in load(root / "evaluate" / "summary.json").get("comparisons", [])]
+
+
+def curves(rows: Sequence[Mapping[str, Any]], panels: Sequence[tuple[str, Mapping[str, str], bool]]) -> list[Curve]:
+    """The panels that these rows hold values for. A row written again for the same step replaces the earlier one."""
+    by_step = {row["step"]: row for row in rows if isinstance(row.get("step"), int | float)}
+    ordered = [by_step[step] for step in sorted(by_step)]
+    found = []
+    for title, columns, zero in panels:
+        lines = {name: [_float(row.get(column)) for row in ordered] for name, column in columns.items()}
+        lines = {name: values for name, values in lines.items() if any(value is not None for value in values)}
+        if lines:
+            found.append(Curve(title, sorted(by_step), lines, zero))
+    return found
+
+
+def _score(policy: str, row: Mapping[str, Any]) -> Score:
+    return Score(
+        policy=policy,
+        questions=row["questions"],
+        tries=row["tries"],
+        judged=row["judged"],
+        right=row["right"],
+        accuracy=_estimate("accuracy", row.get("accuracy")),
+        worst=row.get("worst"),
+        best=row.get("best"),
+        calls=_estimate("calls", row.get("calls")),
+    )
+
+
+def _comparison(row: Mapping[str, Any]) -> Comparison:
+    return Comparison(
+        name=row["name"],
+        difference=_estimate("difference", row.get("difference")),
+        p=row.get("p"),
+        gained=row.get("gained"),
+        lost=row.get("lost"),
+        ratio=_estimate("ratio", row.get("ratio")),
+        ratio_both=_estimate("ratio", row.get("ratio_both")),
+        ratio_other=_estimate("ratio", row.get("ratio_other")),
+    )
+
+
+def _estimate(name: str, row: Mapping[str, Any] | None) -> Estimate | None:
+    return None if row is None else Estimate(name, row["value"], row.get("low"), row.get("high"))
+
+
+def _float(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
