@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from groundhop.training.heads import log_probs_at
+from groundhop.training.heads import log_probs_at, projected_only_at
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -31,3 +31,13 @@ def test_the_model_is_whole_again_afterwards(tiny: Path) -> None:
     ids = torch.tensor([[5, 6, 7]])
     log_probs_at(model, ids, torch.ones_like(ids), torch.tensor([[False, False, True]]))
     assert model(input_ids=ids).logits.shape[:2] == (1, 3)
+
+
+def test_logits_at_chosen_positions_are_bit_for_bit_those_of_the_full_pass(tiny: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    torch.manual_seed(1)
+    ids = torch.randint(3, 300, (2, 40))
+    wanted = torch.rand(2, 40) < 0.4
+    with projected_only_at(model, wanted):
+        chosen = model(input_ids=ids).logits
+    assert torch.equal(chosen, model(input_ids=ids).logits[wanted])

@@ -111,7 +111,7 @@ def test_arguments_keep_their_own_keys_and_types() -> None:
 def test_a_template_without_markers_is_refused_by_name(tokenizer: Any, tiny: Path) -> None:
     plain = AutoTokenizer.from_pretrained(tiny)
     plain.chat_template = tokenizer.chat_template.replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
-    with pytest.raises(ConfigError, match="has no .* generation .* markers"):
+    with pytest.raises(ConfigError, match=r"has no .* generation .* markers"):
         check_template(plain, TOOLS)
 
 

@@ -77,7 +77,7 @@ def test_the_loss_equals_that_of_full_logits_and_that_of_plain_trl(tiny: Path, t
     full = plain(**batch, num_items_in_batch=count).loss
     ours = trainer.compute_loss(trainer.model, batch, num_items_in_batch=count)
     theirs = SFTTrainer.compute_loss(trainer, trainer.model, dict(batch))
-    assert ours.item() == full.item()
+    assert ours.item() == pytest.approx(full.item(), rel=2e-7)  # the same terms, summed in another order
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)
 
 
