@@ -264,6 +264,74 @@ class Task(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     forbidden: tuple[str, ...] = ()
 
 
+class StepRollout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rollout of GRPO: where it stood in its step and what it counted for."""
+
+    step: int
+    """Optimizer step it was sampled for, from 1."""
+    slot: int
+    """Which group of the step."""
+    mark: str
+    """right, wrong, over_budget, too_long, no_verdict, error or bad_tokens."""
+    reward: float | None
+    """None when it says nothing about the model."""
+    advantage: float | None
+    """None when its group was not trained."""
+    trained: bool
+    """Whether its sampled tokens were in the loss."""
+    rollout: Rollout | None
+    """None when the agent loop itself failed."""
+    verdict: Verdict | None
+
+
+class GrpoStep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one optimizer step of GRPO did."""
+
+    step: int
+    version: str
+    """Weight version on the servers after the step."""
+    sampled_version: str
+    """The version its rollouts were to be sampled with."""
+    stale_share: float
+    """Share of sampled tokens that another version produced."""
+    reward_mean: float | None
+    """Over all rollouts with a verdict, those of groups without a signal included."""
+    rollouts: int
+    groups: int
+    """Groups that were trained on."""
+    groups_tried: int
+    all_right: int
+    all_wrong: int
+    """Groups without a spread, by kind; replaced by further tasks while rounds last."""
+    groups_lost: int
+    """Groups left with fewer than two verdicts or with no trainable rollout."""
+    backfilled: int
+    """Rollouts sampled again in place of lost ones."""
+    marks: dict[str, int]
+    calls_mean: float | None
+    """Tool calls a rollout."""
+    trained_rollouts: int
+    trained_tokens: int
+    loss: float
+    grad_norm: float | None
+    """None when no gradient was computed; the optimizer was not touched then."""
+    learning_rate: float
+    log_ratio_abs_mean: float | None
+    """Mean |log p_trainer - log p_server| over trained tokens before the update; only numerics differ then."""
+    log_ratio_std: float | None
+    clip_share: float | None
+    entropy: float | None
+    """Nats a token."""
+    changed: int
+    total: int
+    """Weight elements whose BF16 bits changed, of all."""
+    bytes: int
+    """Bytes sent to the servers for the update."""
+    rollout_s: float
+    train_s: float
+    refit_s: float
+
+
 class Failure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An item that was dropped or failed, kept with its reason."""
 
