@@ -8,6 +8,7 @@
     ├── NoVerdictError(ValueError)       the judge said nothing that can be read: unknown, not wrong
     ├── ProviderError(OSError)           a search or page provider failed: infrastructure, not the model
     ├── ServerError(OSError)             a model server failed or is gone: infrastructure, not the model
+    ├── ContextError(ValueError)         a conversation does not fit the model's context: a normal end
     ├── MalformedCallError(ValueError)   the model wrote a tool call that cannot be read
     └── ChecksumError(ValueError)        bits differ from the digest that was promised
 
@@ -51,6 +52,10 @@ class ProviderError(GroundhopError, OSError):
 
 class ServerError(GroundhopError, OSError):
     """A model server failed or is gone. Infrastructure: never counted against the model."""
+
+
+class ContextError(GroundhopError, ValueError):
+    """A conversation does not fit the model's context. A normal end of a long search, never retried."""
 
 
 class MalformedCallError(GroundhopError, ValueError):
