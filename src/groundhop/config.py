@@ -76,8 +76,10 @@ class QuestionsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Whether hops inside one host count."""
     top: Count = 5
     """Hits that count as found when the question's own words are searched."""
-    cues: Count = 4
+    cues: Count = 3
     """Cue words that describe the fact."""
+    forms: tuple[Literal["date", "year", "number", "percent", "name"], ...] = ("date", "year", "number", "percent")
+    """What the cloze writer asks for."""
     llm_url: str = ""
     """OpenAI-compatible base URL of the writer's model, e.g. `https://host/v1`."""
     llm_model: str = ""
@@ -282,13 +284,20 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 def convert(tree: dict[str, Any], where: str) -> RunConfig:
     """Turn a tree of plain values into a config. Raises: ConfigError that names the key."""
     try:
-        config = msgspec.convert(tree, RunConfig, strict=True)
+        config = msgspec.convert(tree, RunConfig, strict=True, dec_hook=_decode)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {error}") from error
     low, high = config.graph.band
     if low >= high:
         raise ConfigError(f"{where}: need band[0] < band[1], got {low} and {high} - at `$.graph.band`")
     return config
+
+
+def _decode(kind: type, value: Any) -> Any:
+    """TOML has no paths: take a string where a `Path` is wanted."""
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise TypeError(f"Expected `{kind.__name__.lower()}` as a string, got {value!r}")
 
 
 def to_tree(config: RunConfig) -> dict[str, Any]:
