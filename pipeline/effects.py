@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from groundhop.pipeline.findings import load
+from groundhop.pipeline import findings
 from groundhop.pipeline.plots import Curve, Estimate
 
 SFT_PANELS: tuple[tuple[str, Mapping[str, str], bool], ...] = (
@@ -13,7 +13,21 @@ SFT_PANELS: tuple[tuple[str, Mapping[str, str], bool], ...] = (
     ("norm of the gradient", {"norm": "sft/grad_norm"}, True),
     ("tokens a second", {"tokens": "sft/tokens_per_s"}, True),
 )
-GRPO_PANELS: tuple[tuple[str, Mapping[str, str], bool], ...] = (("mean reward", {"reward": "reward_mean"}, True),)
+GRPO_PANELS: tuple[tuple[str, Mapping[str, str], bool], ...] = (
+    ("mean reward", {"reward": "reward_mean"}, True),
+    ("tool calls a rollout", {"calls": "calls_mean"}, True),
+    (
+        "groups of a step",
+        {"trained": "groups", "all right": "all_right", "all wrong": "all_wrong", "lost": "groups_lost"},
+        True,
+    ),
+    ("|log p trainer - log p server|", {"mean": "log_ratio_abs_mean"}, True),
+    ("entropy, nats a token", {"entropy": "entropy"}, True),
+    ("norm of the gradient", {"norm": "grad_norm"}, True),
+    ("weights changed, % of all", {"changed": "changed_percent"}, True),
+    ("bytes to the servers, MB", {"sent": "megabytes"}, True),
+    ("seconds", {"rollouts": "rollout_s", "training": "train_s", "refit": "refit_s"}, True),
+)
 """Title, legend name -> column, whether the axis starts at zero. A panel without any of its columns is left out."""
 
 
@@ -53,13 +67,28 @@ class Comparison:
 
 def scores(root: Path) -> list[Score]:
     """The policies of an evaluation, in the order of training; none before it ran."""
-    found = load(root / "evaluate" / "summary.json").get("policies", {})
+    found = findings.load(root / "evaluate" / "summary.json").get("policies", {})
     return [_score(policy, row) for policy, row in found.items()]
 
 
 def comparisons(root: Path) -> list[Comparison]:
     """The paired comparisons of an evaluation."""
-    return [_comparison(row) for row in load(root / "evaluate" / "summary.json").get("comparisons", [])]
+    return [_comparison(row) for row in findings.load(root / "evaluate" / "summary.json").get("comparisons", [])]
+
+
+def sft_curves(root: Path) -> list[Curve]:
+    """Loss and speed of SFT by optimizer step."""
+    return curves(findings.rows(root / "sft" / "metrics.jsonl"), SFT_PANELS)
+
+
+def grpo_curves(root: Path) -> list[Curve]:
+    """What GRPO did by optimizer step (`records.GrpoStep`)."""
+    steps = findings.rows(root / "grpo" / "steps.jsonl")
+    more = [
+        {"changed_percent": 100 * row["changed"] / max(1, row["total"]), "megabytes": row["bytes"] / 1e6}
+        for row in steps
+    ]
+    return curves([row | extra for row, extra in zip(steps, more, strict=True)], GRPO_PANELS)
 
 
 def curves(rows: Sequence[Mapping[str, Any]], panels: Sequence[tuple[str, Mapping[str, str], bool]]) -> list[Curve]:

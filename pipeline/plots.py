@@ -284,12 +284,12 @@ def _draw_curve(axes: Any, panel: Curve) -> None:
         axes.plot([x for x, _ in pairs], [y for _, y in pairs], style, color=colour, lw=1.5, ms=3, label=name)
     axes.set_title(panel.title, fontsize=9.5, loc="left")
     if panel.zero:
-        axes.set_ylim(0, max(1e-9, axes.get_ylim()[1]) * 1.08)
+        axes.set_ylim(0, max(1e-9, axes.get_ylim()[1]) * (1.08 if len(panel.lines) == 1 else 1.4))
     axes.locator_params(axis="y", nbins=5)
     axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
     axes.grid(axis="y", color="#ececec")
     if len(panel.lines) > 1:
-        axes.legend(frameon=False, fontsize=7.5)
+        axes.legend(frameon=False, fontsize=7.5, ncols=2, loc="upper left", borderaxespad=0, columnspacing=1.2)
 
 
 def _svg(draw: Callable[[Any], None], width_inches: float, height_inches: float) -> str:

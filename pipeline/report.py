@@ -118,8 +118,8 @@ def _buckets(root: Path) -> dict[str, Any]:
 
 
 def _training(root: Path) -> dict[str, Any]:
-    sft = effects.curves(findings.rows(root / "sft" / "metrics.jsonl"), effects.SFT_PANELS)
-    grpo = effects.curves(findings.rows(root / "grpo" / "steps.jsonl"), effects.GRPO_PANELS)
+    sft = effects.sft_curves(root)
+    grpo = effects.grpo_curves(root)
     return {"sft_svg": plots.curves(sft) if sft else "", "grpo_svg": plots.curves(grpo) if grpo else ""}
 
 

@@ -12,6 +12,7 @@ from groundhop.pipeline.band import NodeRow
 from groundhop.records import (
     Bucketed,
     Evidence,
+    GrpoStep,
     Hop,
     Link,
     Page,
@@ -318,16 +319,38 @@ def _grpo(stage: StageFolder) -> dict[str, Any]:
     return {"steps": 12, "version": "12"}
 
 
-def grpo_step(step: int) -> dict[str, Any]:
-    """One row of grpo/steps.jsonl."""
-    return {
-        "step": step,
-        "reward_mean": 0.4 + 0.02 * step,
-        "log_ratio_mean": 0.004,
-        "zero_variance_share": 0.25,
-        "refit_bytes": 2_000_000 + step,
-        "seconds": 40.0,
-    }
+def grpo_step(step: int) -> GrpoStep:
+    return GrpoStep(
+        step=step,
+        version=str(step),
+        sampled_version=str(step - 1),
+        stale_share=0.0,
+        reward_mean=0.4 + 0.02 * step if step != 5 else None,
+        rollouts=40,
+        groups=4,
+        groups_tried=5 + step % 3,
+        all_right=step % 2,
+        all_wrong=1,
+        groups_lost=0,
+        backfilled=0,
+        marks={"right": 20, "wrong": 19, "error": 1},
+        calls_mean=2.5 - 0.05 * step,
+        trained_rollouts=32,
+        trained_tokens=2000,
+        loss=0.01,
+        grad_norm=0.4,
+        learning_rate=1e-5,
+        log_ratio_abs_mean=0.004,
+        log_ratio_std=0.01,
+        clip_share=0.01,
+        entropy=0.5 - 0.01 * step,
+        changed=2_000_000 + 10_000 * step,
+        total=134_000_000,
+        bytes=4_000_000 + 20_000 * step,
+        rollout_s=20.0,
+        train_s=15.0,
+        refit_s=1.2,
+    )
 
 
 def _evaluate(stage: StageFolder, hostile: bool) -> dict[str, Any]:
