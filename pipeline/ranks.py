@@ -64,7 +64,7 @@ def harmonic(
     Above `exact_nodes` nodes it is estimated from `pivots` start nodes drawn evenly with `seed`
     (Eppstein and Wang 2004): unbiased, its error falls with the root of `pivots`.
     """
-    count = graph.vcount()
+    count: int = graph.vcount()
     if count < 2:
         return (0.0,) * count
     if count <= exact_nodes:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from syntok import segmenter
 
-_WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
+_WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
 _SOFT_BREAK = re.compile(r"(?<![.!?:;|])[ \t]*\n[ \t]*(?=[a-z(])")
 _STARTS_WELL = re.compile(r"[\"'“‘(\[]?[A-Z0-9]")
 _ENDS_WELL = re.compile(r"[.!?][\"'”’)\]]*$")
@@ -59,9 +59,19 @@ def is_prose(sentence: str, least: int = 6, most: int = 60) -> bool:
     return lower >= 0.4 * len(words) and letters >= 0.8 * len(sentence) and "|" not in sentence
 
 
+def fold(word: str) -> str:
+    """A word as it is compared."""
+    return word.casefold().replace("’", "'")
+
+
 def words_of(text: str) -> list[str]:
-    """Words (letters only, inner apostrophes kept), case-folded, in order."""
-    return [word.casefold().replace("’", "'") for word in _WORD.findall(text)]
+    """Words (letters, inner apostrophes and hyphens), folded, in order."""
+    return [fold(word) for word in _WORD.findall(text)]
+
+
+def written_words(text: str) -> list[str]:
+    """As `words_of`, but as they are written."""
+    return _WORD.findall(text)
 
 
 def _of_line(line: str) -> Iterator[Span]:

@@ -74,8 +74,8 @@ class QuestionsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """At most so many questions share a seed or a target page."""
     same_host: bool = True
     """Whether hops inside one host count."""
-    top: Count = 5
-    """Hits that count as found when the question's own words are searched."""
+    top: Count = 3
+    """Hits that count as found when the question's own words are searched; what one search shows the agent."""
     cues: Count = 3
     """Cue words that describe the fact."""
     forms: tuple[Literal["date", "year", "number", "percent", "name"], ...] = ("date", "year", "number", "percent")
