@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from groundhop.agents.chat import ChatModel
+from groundhop.agents.loop import Budget, Tools, solve
 from groundhop.errors import CredentialError, ServerError
 from groundhop.judges.protocol import Judge
 from groundhop.pipeline.journal import Journal, Pair
@@ -20,12 +21,6 @@ from groundhop.pipeline.redact import redacted_rollout, redacted_verdict
 from groundhop.progress import Progress, progress
 from groundhop.records import Question, Rollout, Split, Verdict
 from groundhop.runs import StageFolder
-
-if TYPE_CHECKING:
-    from groundhop.agents.loop import Budget
-    from groundhop.agents.model import ChatModel
-
-    from groundhop.agents.tools import Toolbox
 
 logger = logging.getLogger(__name__)
 
@@ -94,9 +89,8 @@ def choose(questions: Sequence[Question], split: Split, limit: int) -> list[Ques
     return sorted((q for q in questions if q.split == split), key=lambda q: q.id)[:limit]
 
 
-def make_solver(*, model: "ChatModel", toolbox: "Toolbox", budget: "Budget", policy: str) -> Solver:
-    """Try questions with the agent loop."""
-    from groundhop.agents.loop import solve
+def make_solver(*, model: ChatModel, toolbox: Tools, budget: Budget, policy: str, prompt: Path | None = None) -> Solver:
+    """Try questions with the agent loop; `prompt` is the system prompt's file where it is not the project's own."""
 
     async def tries(question: Question, repeat: int, seed: int) -> Rollout:
         return await solve(
@@ -109,6 +103,7 @@ def make_solver(*, model: "ChatModel", toolbox: "Toolbox", budget: "Budget", pol
             repeat=repeat,
             policy=policy,
             forbidden=question.forbidden,
+            prompt=prompt,
         )
 
     return tries
@@ -229,20 +224,21 @@ class Collector:
 def run(
     *,
     questions: Sequence[Question],
-    model: "ChatModel",
-    toolbox: "Toolbox",
-    budget: "Budget",
+    model: ChatModel,
+    toolbox: Tools,
+    budget: Budget,
     judge: Judge,
     policy: str,
     repeats: int,
     concurrency: int,
     seed: int,
     folder: StageFolder,
+    prompt: Path | None = None,
 ) -> None:
     """Write `rollouts.jsonl` and `verdicts.jsonl` of these questions, sorted by question and repeat."""
     if folder.done:
         return
-    solver = make_solver(model=model, toolbox=toolbox, budget=budget, policy=policy)
+    solver = make_solver(model=model, toolbox=toolbox, budget=budget, policy=policy, prompt=prompt)
     asyncio.run(
         run_with(
             solver,
