@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any, Literal
 from groundhop.agents.index import LocalIndex
 from groundhop.agents.leaks import leak_in
 from groundhop.agents.providers import Found, LocalProvider, Provider, page_request, search_request
+from groundhop.agents.replay import ReplayProvider, ReplayStore
 from groundhop.agents.schemas import TOOL_SCHEMAS, SearchCall, VisitCall, check
 from groundhop.agents.untrusted import defang
 from groundhop.agents.view import Sight, fit, show_page, show_results
+from groundhop.agents.youcom import YouProvider
 from groundhop.config import SearchConfig
-from groundhop.errors import ConfigError, MalformedCallError, ProviderError
+from groundhop.errors import ConfigError, CredentialError, MalformedCallError, ProviderError
 
 __all__ = ["TOOL_SCHEMAS", "ToolResult", "Toolbox", "make_toolbox", "seen_by_agent"]
 
@@ -122,12 +125,26 @@ async def seen_by_agent(toolbox: Toolbox, query: str) -> str:
 
 
 def _provider(search: SearchConfig, index_folder: Path | None, replay_path: Path | None) -> Provider:
+    provider = _source(search, index_folder)
+    if search.replay == "off" or replay_path is None:
+        return provider
+    return ReplayProvider(provider, ReplayStore(replay_path), search.replay)
+
+
+def _source(search: SearchConfig, index_folder: Path | None) -> Provider:
     match search.provider:
         case "local":
             if index_folder is None:
-                raise ConfigError('[search] provider = "local" needs an index: run `groundhop pages CONFIG` first')
+                raise ConfigError('search.provider is "local" and needs an index: run `groundhop pages CONFIG` first')
             return LocalProvider(LocalIndex(index_folder))
-    raise ConfigError("unreachable")
+        case "you":
+            key = os.environ.get(search.you_key_env, "")
+            # A strict replay asks nobody, so it needs no key.
+            if not key and search.replay != "strict":
+                raise CredentialError(f"search.provider is you: put your key in {search.you_key_env}")
+            return YouProvider(
+                key or "replay", url=search.you_url, requests_per_s=search.requests_per_s, timeout_s=search.timeout_s
+            )
 
 
 def _interleave(answers: Sequence[tuple[str, Sequence[Found]]]) -> list[tuple[str, Found]]:
