@@ -120,7 +120,6 @@ class Collector:
         seed: int,
         repeats: int,
         questions: Sequence[Question],
-        solver: Solver,
         judge: Judge,
         concurrency: int,
         redact: bool = False,
@@ -128,18 +127,27 @@ class Collector:
         self._questions = {question.id: question for question in questions}
         self._pairs = [Pair(name, repeat) for name in sorted(self._questions) for repeat in range(repeats)]
         self._policy, self._seed, self._redact = policy, seed, redact
-        self._solver, self._judge, self._concurrency = solver, judge, concurrency
+        self._judge, self._concurrency = judge, concurrency
         self._rollouts = Journal(folder / "rollouts.jsonl", Rollout)
         self._verdicts = Journal(folder / "verdicts.jsonl", Verdict)
         self._in_a_row: Counter[str] = Counter()
 
-    async def collect(self) -> Tally:
-        """Do what is missing, then put both files in order. Raises: ServerError when nothing works."""
+    def missing(self) -> list[Pair]:
+        """Pairs that have no verdict yet, or that infrastructure failed."""
+        return [pair for pair in self._pairs if self._is_missing(pair)]
+
+    async def collect(self, solver: Solver) -> Tally:
+        """Do what is missing, then `settle`. Raises: ServerError when nothing works."""
+        self._solver = solver
         for _ in range(PASSES):
-            todo = [pair for pair in self._pairs if self._is_missing(pair)]
+            todo = self.missing()
             if not todo:
                 break
             await self._work_through(todo)
+        return self.settle()
+
+    def settle(self) -> Tally:
+        """Count everything and put both files in order. Raises: ServerError when nothing but errors came out."""
         tally = self._tally()
         if self._pairs and tally.errors == len(self._pairs):
             raise ServerError(_give_up("every rollout", tally.lost[-1][2]))
@@ -194,7 +202,8 @@ class Collector:
         except CredentialError:
             raise
         except Exception as error:
-            logger.exception("rollout %s/%d broke", pair.question_id, pair.repeat)
+            # A traceback may quote what must stay secret.
+            logger.error("rollout %s/%d broke", pair.question_id, pair.repeat, exc_info=not self._redact)
             return Rollout(
                 question_id=pair.question_id,
                 repeat=pair.repeat,
@@ -273,11 +282,10 @@ async def run_with(
         seed=seed,
         repeats=repeats,
         questions=questions,
-        solver=solver,
         judge=judge,
         concurrency=concurrency,
     )
-    tally = await collector.collect()
+    tally = await collector.collect(solver)
     folder.fail_all(tally.lost)
     counts = {"questions": len(questions), "rollouts": len(questions) * repeats, **tally.counts()}
     folder.log_metrics({f"rollouts/{key}": value for key, value in counts.items()})

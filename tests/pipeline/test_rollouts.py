@@ -65,12 +65,11 @@ def collect(
         seed=7,
         repeats=repeats,
         questions=[question(name) for name in questions],
-        solver=policy,
         judge=judge or ExactJudge(),
         concurrency=concurrency,
         redact=redact,
     )
-    return asyncio.run(collector.collect())
+    return asyncio.run(collector.collect(policy))
 
 
 def files(folder: Path) -> tuple[bytes, bytes]:
@@ -227,9 +226,9 @@ def test_redacted_files_hold_no_word_of_question_answer_or_calls(tmp_path: Path)
 
     collector = Collector(
         tmp_path, policy="base", seed=1, repeats=2, questions=[question("bc-1", answer="zanzibar", question="zanzibar?")],
-        solver=telling, judge=ExactJudge(), concurrency=2, redact=True,
+        judge=ExactJudge(), concurrency=2, redact=True,
     )  # fmt: skip
-    assert asyncio.run(collector.collect()).right == 2
+    assert asyncio.run(collector.collect(telling)).right == 2
     assert b"zanzibar" not in b"".join(files(tmp_path))
     (kept, _) = jsonl.read(tmp_path / "rollouts.jsonl", Rollout)
     assert (kept.calls[0].name, kept.token_ids, kept.answer) == ("search", (), None)
