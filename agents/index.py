@@ -19,6 +19,7 @@ import tantivy
 import zstandard
 
 from groundhop.agents.passages import passages
+from groundhop.agents.untrusted import without_surrogates
 from groundhop.errors import MissingError
 from groundhop.records import Page
 
@@ -108,7 +109,7 @@ class LocalIndex:
 
         Equal scores are ordered by page key, then offset.
         """
-        words = sorted(set(self._analyser.analyze(query)))
+        words = sorted(set(self._analyser.analyze(without_surrogates(query))))
         if not words or top < 1:
             return []
         shoulds = [(tantivy.Occur.Should, tantivy.Query.term_query(self._schema, "body", word)) for word in words[:256]]

@@ -9,7 +9,7 @@ _TAG_NAMES = (
     r"tool_?calls?|tool_?responses?|tool_?results?|tools?|function(?:_?calls?|_?results?|s)?|parameters?|invoke|think(?:ing)?|thought|"
     r"reasoning|system|assistant|user|human|s|bos|eos|pad|unk|mask|sep|cls|start_of_turn|end_of_turn|im_start|im_end|endoftext"
 )
-_TAGS = re.compile(rf"<(?=\s*/?\s*(?:{_TAG_NAMES})\s*(?:[=>/:]|\s\w+\s*=|$))", re.IGNORECASE | re.MULTILINE)
+_TAGS = re.compile(rf"<(?=(?:/\s*)?(?:{_TAG_NAMES})\s*(?:[=>/:]|\s\w+\s*=))", re.IGNORECASE)
 _BRACKETS = re.compile(r"\[(?=/?(?:INST|TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS|SYSTEM_PROMPT)\])|<(?=<\s*/?SYS\s*>>)")
 # Joiners stay: several scripts are written with them.
 _INVISIBLE = re.compile(
