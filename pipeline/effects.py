@@ -46,23 +46,33 @@ class Score:
     best: float | None
     """Accuracy if each were right."""
     calls: Estimate | None
-    """Tool calls a try."""
+    """Tool calls of a try that infrastructure did not fail."""
+    censored: Estimate | None
+    """Share of tries that a budget ended, which cuts off their calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two policies on the same questions; differences and ratios are of the later to the earlier."""
+    """Two policies on the same questions; differences and ratios are of the later to the earlier.
+
+    A question counts as solved when at least half of its judged tries were right (`pipeline.scores`).
+    """
 
     name: str
     difference: Estimate | None
     p: float | None
+    test: str
     gained: int | None
     lost: int | None
     ratio: Estimate | None
+    """Tool calls a try."""
     ratio_both: Estimate | None
-    """Tool calls where both solved the question."""
+    """The same where both solved the question."""
     ratio_other: Estimate | None
-    """Tool calls where one solved it and the other did not."""
+    """Where one solved it and the other did not."""
+    ratio_neither: Estimate | None
+    solved: tuple[int, int, int]
+    """Questions that both, one and neither solved."""
 
 
 def scores(root: Path) -> list[Score]:
@@ -115,6 +125,7 @@ def _score(policy: str, row: Mapping[str, Any]) -> Score:
         worst=row.get("worst"),
         best=row.get("best"),
         calls=_estimate("calls", row.get("calls")),
+        censored=_estimate("cut by a budget", row.get("censored")),
     )
 
 
@@ -123,11 +134,14 @@ def _comparison(row: Mapping[str, Any]) -> Comparison:
         name=row["name"],
         difference=_estimate("difference", row.get("difference")),
         p=row.get("p"),
+        test=row.get("test", ""),
         gained=row.get("gained"),
         lost=row.get("lost"),
         ratio=_estimate("ratio", row.get("ratio")),
         ratio_both=_estimate("ratio", row.get("ratio_both")),
         ratio_other=_estimate("ratio", row.get("ratio_other")),
+        ratio_neither=_estimate("ratio", row.get("ratio_neither")),
+        solved=(row.get("both_solved", 0), row.get("one_solved", 0), row.get("neither_solved", 0)),
     )
 
 

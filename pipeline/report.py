@@ -35,7 +35,14 @@ def render(root: Path) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"words": _words, "number": _number, "percent": _percent, "span": _span, "p_value": _p_value}
+    environment.filters |= {
+        "words": _words,
+        "number": _number,
+        "percent": _percent,
+        "span": _span,
+        "points": _points,
+        "p_value": _p_value,
+    }
     environment.tests["shown"] = lambda value: isinstance(value, str | int | float) and not isinstance(value, bool)
     template = resources.files("groundhop.pipeline").joinpath("templates/report.html.jinja").read_text(encoding="utf-8")
     return environment.from_string(template).render(_material(root))
@@ -49,7 +56,7 @@ def headline(scores: Sequence[Score], comparisons: Sequence[Comparison], stages:
     parts = [f"{score.policy} {_span(score.accuracy, share=True)}" for score in scores]
     text = f"On {scores[0].questions} held-out questions, {scores[0].tries} tries a policy, the share of right answers was: {'; '.join(parts)}."
     tests = [
-        f"{row.name}: {_signed(row.difference)}, p {_p_phrase(row.p)}"
+        f"{row.name}: {_points(row.difference, interval=False)}, p {_p_phrase(row.p)}"
         for row in comparisons
         if row.difference is not None
     ]
@@ -93,8 +100,7 @@ def _before_after(root: Path, scores: Sequence[Score], comparisons: Sequence[Com
     return {
         "scores": scores,
         "comparisons": comparisons,
-        "method": "",
-        "test_note": "",
+        "tests": sorted({row.test for row in comparisons}),
         "stops": stops,
         "stop_names": seen,
         "accuracy_svg": _dots([(score.policy, score.accuracy) for score in scores], "accuracy", share=True),
@@ -193,20 +199,25 @@ def _percent(value: float | None) -> str:
     return "–" if value is None else f"{value:.1%}"
 
 
-def _span(value: Estimate | None, share: bool = False, signed: bool = False) -> str:
+def _span(value: Estimate | None, share: bool = False) -> str:
     """`41.2 % (33.0 to 49.8)`."""
     if value is None:
         return "–"
     factor, digits, unit = (100, 1, " %") if share else (1, 2, "")
-    sign = "+" if signed else ""
-    text = f"{factor * value.value:{sign}.{digits}f}{unit}"
+    text = f"{factor * value.value:.{digits}f}{unit}"
     if value.low is None or value.high is None:
         return text
-    return f"{text} ({factor * value.low:{sign}.{digits}f} to {factor * value.high:{sign}.{digits}f})"
+    return f"{text} ({factor * value.low:.{digits}f} to {factor * value.high:.{digits}f})"
 
 
-def _signed(value: Estimate | None) -> str:
-    return "–" if value is None else f"{100 * value.value:+.1f} points"
+def _points(value: Estimate | None, interval: bool = True) -> str:
+    """`+41.2 points (33.0 to 49.8)`: a difference of shares."""
+    if value is None:
+        return "–"
+    text = f"{100 * value.value:+.1f} points"
+    if interval and value.low is not None and value.high is not None:
+        text += f" ({100 * value.low:+.1f} to {100 * value.high:+.1f})"
+    return text.replace("-", "−")
 
 
 def _p_value(value: float | None) -> str:

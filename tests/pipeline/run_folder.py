@@ -2,15 +2,17 @@
 
 import json
 import random
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from groundhop import jsonl
 from groundhop.config import RunConfig
 from groundhop.pipeline.band import NodeRow
+from groundhop.pipeline.evaluate import summarise
+from groundhop.pipeline.pass_rate import count_all
+from groundhop.pipeline.tables import Provenance, write_tables
+from groundhop.pipeline.traces import tasks
 from groundhop.records import (
-    Bucketed,
     Evidence,
     GrpoStep,
     Hop,
@@ -18,7 +20,6 @@ from groundhop.records import (
     Page,
     Question,
     Rollout,
-    Task,
     ToolCall,
     Trace,
     Usage,
@@ -206,7 +207,14 @@ def _tries(
             name = f"{split}-{number:03}"
             rollouts.append(rollout(policy, name, repeat, right, hostile))
             verdicts.append(
-                Verdict(question_id=name, repeat=repeat, policy=policy, correct=right, judge="exact", reason="same")
+                Verdict(
+                    question_id=name,
+                    repeat=repeat,
+                    policy=policy,
+                    correct=right,
+                    judge="exact",
+                    state="rollout_error" if right is None else "judged",
+                )
             )
     return rollouts, verdicts
 
@@ -223,80 +231,32 @@ def _rollouts(stage: StageFolder, policy: str, rate: float, hostile: bool) -> di
 
 
 def _buckets(stage: StageFolder, policy: str, rate: float) -> dict[str, Any]:
-    from scipy.stats import beta
-
     _, verdicts = _tries(policy, "train", 48, 8, rate, True)
-    rows = []
-    for number in range(48):
-        mine = [v.correct for v in verdicts if v.question_id == f"train-{number:03}"]
-        passed, judged = sum(c is True for c in mine), sum(c is not None for c in mine)
-        curve = beta(passed + 0.5, judged - passed + 0.5)
-        name = (
-            "too_easy"
-            if passed == judged
-            else "too_hard"
-            if passed == 0
-            else "easy"
-            if passed > 5
-            else "medium"
-            if passed > 2
-            else "hard"
-        )
-        rows.append(
-            Bucketed(
-                question_id=f"train-{number:03}",
-                policy=policy,
-                passed=passed,
-                judged=judged,
-                errors=8 - judged,
-                mean=float(curve.mean()),
-                low=float(curve.ppf(0.025)),
-                high=float(curve.ppf(0.975)),
-                bucket=name,
-            )
-        )
+    asked = [question(number, "train") for number in range(48)]
+    rows = count_all(verdicts, min_judged=6)
+    found = tasks(asked, rows, ("easy", "medium", "hard"))
+    traces = [_trace(number) for number in range(20)]
     jsonl.write(stage.path / "buckets.jsonl", rows)
-    jsonl.write(
-        stage.path / "traces.jsonl",
-        [
-            Trace(
-                id=f"c-{n}",
-                question_id=f"train-{n:03}",
-                origin="construction",
-                messages=rollout("base", "x", 0, True).messages,
-                tools=SCHEMAS,
-            )
-            for n in range(20)
-        ],
+    jsonl.write(stage.path / "traces.jsonl", traces)
+    jsonl.write(stage.path / "tasks.jsonl", found)
+    provenance = Provenance(policy, repeats=8, seed=7, min_judged=6, licences={"CC0-1.0": 40})
+    write_tables(
+        stage.path / "parquet",
+        questions=asked,
+        buckets=rows,
+        traces=traces,
+        tasks=found,
+        prompt=None,
+        provenance=provenance,
     )
-    tasks = [row for row in rows if row.bucket in {"easy", "medium", "hard"}]
-    jsonl.write(
-        stage.path / "tasks.jsonl",
-        [
-            Task(
-                id=r.question_id,
-                question="When?",
-                answer="1900",
-                kind="date",
-                aliases=(),
-                bucket=r.bucket or "hard",
-                passed=r.passed,
-                judged=r.judged,
-            )
-            for r in tasks
-        ],
+    return {"questions": 48, "traces": 20, "tasks": len(found)}
+
+
+def _trace(number: int) -> Trace:
+    messages = rollout("base", "x", 0, True).messages
+    return Trace(
+        id=f"c-{number}", question_id=f"train-{number:03}", origin="construction", messages=messages, tools=SCHEMAS
     )
-    write_parquet(stage.path / "parquet", rows)
-    return {"questions": 48, "traces": 20, "tasks": len(tasks)}
-
-
-def write_parquet(folder: Path, rows: list[Bucketed]) -> None:
-    import msgspec
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    folder.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows]), folder / "buckets.parquet")
 
 
 def _sft(stage: StageFolder) -> dict[str, Any]:
@@ -358,37 +318,6 @@ def _evaluate(stage: StageFolder, hostile: bool) -> dict[str, Any]:
         rollouts, verdicts = _tries(policy, "heldout", 24, 4, rate, hostile)
         jsonl.write(stage.path / policy / "rollouts.jsonl", rollouts)
         jsonl.write(stage.path / policy / "verdicts.jsonl", verdicts)
-    summary = evaluate_summary()
+    summary = summarise(stage.path, ("base", "sft", "grpo"), seed=7, draws=200)
     (stage.path / "summary.json").write_text(json.dumps(summary))
     return {"questions": 24}
-
-
-def evaluate_summary() -> Mapping[str, Any]:
-    """evaluate/summary.json as `pipeline.evaluate` writes it."""
-    e = lambda v, l, h: {"value": v, "low": l, "high": h}
-    pol = {
-        n: {
-            "questions": 24,
-            "tries": 96,
-            "judged": 95,
-            "right": int(95 * v),
-            "accuracy": e(v, v * 0.8, v * 1.2),
-            "worst": v - 0.01,
-            "best": v + 0.01,
-            "calls": e(1.8, 1.6, 2.0),
-        }
-        for n, v in (("base", 0.02), ("sft", 0.41), ("grpo", 0.55))
-    }
-    comp = [
-        {
-            "name": "base → sft",
-            "difference": e(0.4, 0.3, 0.5),
-            "p": 0.00001,
-            "gained": 18,
-            "lost": 2,
-            "ratio": e(0.8, 0.7, 0.9),
-            "ratio_both": None,
-            "ratio_other": None,
-        }
-    ]
-    return {"policies": pol, "comparisons": comp}

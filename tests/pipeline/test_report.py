@@ -60,11 +60,11 @@ def test_a_run_that_has_not_begun_still_gets_a_report(tmp_path: Path) -> None:
     assert "Nothing ran yet" in (tmp_path / "report.html").read_text()
 
 
-@pytest.mark.parametrize("count", range(1, len(STAGES)))
-def test_a_run_stopped_after_any_stage_gets_a_report_that_says_what_is_missing(tmp_path: Path, count: int) -> None:
+@pytest.mark.parametrize("count", [1, 3, 5, 8])
+def test_a_run_stopped_midway_gets_a_report_that_says_what_is_missing(tmp_path: Path, count: int) -> None:
     names = tuple(name for name, _ in STAGES[:count])
     text = render(folder.make_run(tmp_path / "run", only=names))
-    assert text.count('class="off">not run yet') == len(STAGES) - count
+    assert text.count('off">not run yet') == len(STAGES) - count
 
 
 def test_a_stage_killed_on_its_way_is_called_half_done(tmp_path: Path) -> None:
