@@ -102,7 +102,7 @@ class LlmJudge:
 
     async def _judge(self, rollout: Rollout, question: Asked, costs: _Costs) -> Verdict:
         messages = [{"role": "user", "content": self._ask(rollout, question)}]
-        reply = ""
+        reply = finish = ""
         while costs.attempts < self._endpoint.attempts:
             try:
                 reply, finish = await self._reply(messages, costs)
@@ -141,7 +141,7 @@ class LlmJudge:
         trouble = "no attempt left"
         while costs.attempts < self._endpoint.attempts:
             costs.attempts += 1
-            response: httpx.Response | None = None
+            asked: str | None = None
             try:
                 response = await self._client.post("chat/completions", json=body)
                 if response.status_code in (401, 403):
@@ -153,10 +153,11 @@ class LlmJudge:
                 trouble = f"HTTP {response.status_code} from the judge at {self._endpoint.url}: {response.text[:200]}"
                 if response.status_code not in RETRIED:
                     break
-            except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+                asked = response.headers.get("retry-after")
+            except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError) as error:
                 trouble = f"the judge at {self._endpoint.url} failed: {type(error).__name__}: {error}"
             if costs.attempts < self._endpoint.attempts:
-                await self._sleep(_wait_s(response, costs.attempts))
+                await self._sleep(_wait_s(asked, costs.attempts))
         raise ServerError(trouble)
 
     def _take(self, response: httpx.Response, costs: _Costs) -> tuple[str, str]:
@@ -185,9 +186,8 @@ class LlmJudge:
         self._loop = loop
 
 
-def _wait_s(response: httpx.Response | None, attempt: int) -> float:
+def _wait_s(asked: str | None, attempt: int) -> float:
     """What the server asked for, else a doubling wait from 1 s with half of it by chance; never over a minute."""
-    asked = response.headers.get("retry-after") if response is not None else None
     wait = retry_after_s(asked, time.time()) if asked else None
     if wait is None:
         wait = 2.0 ** (attempt - 1) * random.uniform(0.5, 1.0)

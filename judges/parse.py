@@ -53,9 +53,11 @@ def verdict_in(reply: str) -> Reading:
     structured = _from_json(text)
     if structured is not None:
         return structured
-    found = [(match.start(), _value(match["value"], text[match.end() :])) for match in _FIELD.finditer(text)]
+    found: list[tuple[int, Reading | None]] = [
+        (match.start(), _value(match["value"], text[match.end() :])) for match in _FIELD.finditer(text)
+    ]
     found += [(match.start(), _value(match["value"], "")) for match in _CLOSING.finditer(text)]
-    stated = [value for _, value in sorted(found) if value is not None]
+    stated: list[Reading] = [value for _, value in sorted(found, key=lambda pair: pair[0]) if value is not None]
     return stated[-1] if stated else "unparsed"
 
 
