@@ -53,11 +53,11 @@ def verdict_in(reply: str) -> Reading:
     structured = _from_json(text)
     if structured is not None:
         return structured
-    found: list[tuple[int, Reading | None]] = [
-        (match.start(), _value(match["value"], text[match.end() :])) for match in _FIELD.finditer(text)
-    ]
-    found += [(match.start(), _value(match["value"], "")) for match in _CLOSING.finditer(text)]
-    stated: list[Reading] = [value for _, value in sorted(found, key=lambda pair: pair[0]) if value is not None]
+    fields = [(match, text[match.end() :]) for match in _FIELD.finditer(text)]
+    fields += [(match, "") for match in _CLOSING.finditer(text)]
+    fields.sort(key=lambda field: field[0].start())
+    readings = [_value(match["value"], after) for match, after in fields]
+    stated = [reading for reading in readings if reading is not None]
     return stated[-1] if stated else "unparsed"
 
 
