@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -37,12 +37,14 @@ class ReplicaClient:
         headers: Mapping[str, str] | None = None,
         attempts: int = 6,
         timeout_s: float = 600.0,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         if not urls:
             raise ServerError("need the address of at least one server, got none")
         self._urls = [url.rstrip("/") for url in urls]
         self._headers = dict(headers or {})
         self._attempts = attempts
+        self._sleep = sleep
         self._timeout = httpx.Timeout(timeout_s, connect=10.0)
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -77,7 +79,7 @@ class ReplicaClient:
                 wait = max(wait, 0.25 * 2 ** (attempt // len(self._urls)))
             logger.debug("attempt %d: %s; next in %.1f s", attempt + 1, last, wait)
             if attempt + 1 < self._attempts:
-                await asyncio.sleep(min(_LONGEST_WAIT_S, wait * (1 + 0.25 * random.random())))
+                await self._sleep(min(_LONGEST_WAIT_S, wait * (1 + 0.25 * random.random())))
         raise ServerError(f"no answer after {self._attempts} attempts; the last: {last}")
 
     async def close(self) -> None:
