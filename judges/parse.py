@@ -56,9 +56,11 @@ def verdict_in(reply: str) -> Reading:
     fields = [(match, text[match.end() :]) for match in _FIELD.finditer(text)]
     fields += [(match, "") for match in _CLOSING.finditer(text)]
     fields.sort(key=lambda field: field[0].start())
-    readings = [_value(match["value"], after) for match, after in fields]
-    stated = [reading for reading in readings if reading is not None]
-    return stated[-1] if stated else "unparsed"
+    for match, after in reversed(fields):
+        reading = _value(match["value"], after)
+        if reading is not None:
+            return reading
+    return "unparsed"
 
 
 def without_reasoning(text: str) -> str:

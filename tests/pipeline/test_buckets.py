@@ -190,3 +190,31 @@ def test_licences_are_counted_over_the_pages_that_questions_stand_on(tmp_path: P
     unused = msgspec.structs.replace(page, key="m.example/else")
     jsonl.write(tmp_path / "pages.jsonl.zst", [page, other, unused])
     assert licences(QUESTIONS, tmp_path / "pages.jsonl.zst") == {"CC-BY-4.0": 1, "unknown": 1}
+
+
+def test_no_rollouts_at_all_still_give_construction_traces(tmp_path: Path) -> None:
+    rollouts = StageFolder(tmp_path / "rollouts-base", "rollouts-base")
+    asyncio.run(
+        run_with(
+            policy,
+            questions=[],
+            judge=ExactJudge(),
+            policy="base",
+            repeats=8,
+            concurrency=4,
+            seed=1,
+            folder=rollouts,
+        )
+    )
+    folder = StageFolder(tmp_path / "buckets-base", "buckets-base")
+    run(
+        config=BucketsConfig(),
+        questions=QUESTIONS,
+        rollouts=rollouts,
+        tools=FakeTools(),
+        policy="base",
+        seed=1,
+        folder=folder,
+    )
+    assert folder.summary()["origins"] == {"construction": 2}
+    assert parquet.read_table(folder.path / "parquet" / "tasks.parquet").num_rows == 0
