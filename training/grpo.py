@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import shutil
 import time
 import warnings
@@ -123,8 +124,8 @@ class Loop:
             logger.warning("grpo step %d: %.1f %% of sampled tokens came from another version than %s",
                            step, 100 * row.stale_share, self._sampled_version)  # fmt: skip
         logger.info(
-            "grpo step %d/%d done: reward %s  loss %.4f  |log ratio| %s  version %s  %.0f s sampling, %.0f s training",
-            step, self._steps, _short(row.reward_mean), row.loss, _short(row.log_ratio_abs_mean), row.version,
+            "grpo step %d/%d done: reward %s  loss %s  |log ratio| %s  version %s  %.0f s sampling, %.0f s training",
+            step, self._steps, _short(row.reward_mean), _short(row.loss), _short(row.log_ratio_abs_mean), row.version,
             row.rollout_s, row.train_s,
         )  # fmt: skip
 
@@ -280,8 +281,8 @@ def step_row(
         calls_mean=_mean(calls),
         trained_rollouts=statistics.rollouts,
         trained_tokens=statistics.tokens,
-        loss=logs["loss"],
-        grad_norm=logs.get("grad_norm") if trained else None,
+        loss=_finite(logs["loss"]),
+        grad_norm=_finite(logs.get("grad_norm")) if trained else None,
         learning_rate=logs["learning_rate"],
         log_ratio_abs_mean=statistics.log_ratio_abs / statistics.tokens if trained else None,
         log_ratio_std=statistics.log_ratio_std if trained else None,
@@ -340,6 +341,10 @@ def _line(collected: Collected) -> str:
     marks = Counter(one.mark for one in collected.tries)
     counts = "  ".join(f"{mark} {count}" for mark, count in sorted(marks.items()))
     return f"{len(collected.trained)} of {len(collected.groups)} groups have a signal  {counts}"
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -81,7 +81,8 @@ class PolicyTrainer(QuietTrainer, GRPOTrainer):
             batch["old_per_token_logps"] = batch.pop("sampling_per_token_logps")
             size, count = self.args.per_device_train_batch_size, self.args.steps_per_generation
             self._micro = micro_batches(batch, size, count, keep_level=self.beta != 0.0)
-        return self._micro[self._step % self.args.steps_per_generation]
+        at_micro: int = self._step % self.args.steps_per_generation
+        return self._micro[at_micro]
 
     def training_step(self, model: Any, inputs: Batch, num_items_in_batch: Any = None) -> Tensor:
         """Skip a micro-batch that holds nothing: no forward, no gradient, so that AdamW leaves its state alone."""

@@ -312,9 +312,10 @@ class GrpoStep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Tool calls a rollout."""
     trained_rollouts: int
     trained_tokens: int
-    loss: float
+    loss: float | None
+    """None when it was no finite number."""
     grad_norm: float | None
-    """None when no gradient was computed; the optimizer was not touched then."""
+    """None when there was no gradient or no finite one; the optimizer was not touched then."""
     learning_rate: float
     log_ratio_abs_mean: float | None
     """Mean |log p_trainer - log p_server| over trained tokens before the update; only numerics differ then."""

@@ -1,10 +1,13 @@
-"""A tiny random model, made once for all tests of training."""
+"""What the tests of training share: a tiny random model, made once, and the builders of `scripted.py`."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from groundhop.training.models import prepare
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")
