@@ -173,6 +173,12 @@ def test_a_dead_server_stops_the_run_loudly_and_loses_nothing(tmp_path: Path) ->
     assert set(again.asked) == set(dead)
 
 
+def test_scattered_failures_do_not_stop_the_run_when_they_fail_again(tmp_path: Path) -> None:
+    names = [f"q{number:02}" for number in range(30)]
+    tally = collect(tmp_path, Policy({(name, 1): 99 for name in names}), questions=names)
+    assert (tally.errors, tally.right) == (30, 60)
+
+
 def test_a_small_run_in_which_everything_failed_is_an_error_too(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="every rollout"):
         collect(tmp_path, Policy({("q1", 0): 99}), questions=["q1"], repeats=1)
