@@ -75,15 +75,27 @@ class Comparison:
     """Questions that both, one and neither solved."""
 
 
-def scores(root: Path) -> list[Score]:
-    """The policies of an evaluation, in the order of training; none before it ran."""
-    found = findings.load(root / "evaluate" / "summary.json").get("policies", {})
+def scores(folder: Path) -> list[Score]:
+    """The policies of an evaluation's folder, in the order of training; none before it ran."""
+    found = findings.load(folder / "summary.json").get("policies", {})
     return [_score(policy, row) for policy, row in found.items()]
 
 
-def comparisons(root: Path) -> list[Comparison]:
-    """The paired comparisons of an evaluation."""
-    return [_comparison(row) for row in findings.load(root / "evaluate" / "summary.json").get("comparisons", [])]
+def comparisons(folder: Path) -> list[Comparison]:
+    """The paired comparisons of an evaluation's folder."""
+    return [_comparison(row) for row in findings.load(folder / "summary.json").get("comparisons", [])]
+
+
+def stops(folder: Path) -> dict[str, dict[str, int]]:
+    """How the tries of each policy ended."""
+    found = findings.load(folder / "summary.json").get("policies", {})
+    return {policy: row.get("stops", {}) for policy, row in found.items()}
+
+
+def other_sets(root: Path) -> dict[str, list[Score]]:
+    """Evaluations on question sets that were given as files, by name."""
+    found = {folder.name.removeprefix("evaluate-"): scores(folder) for folder in sorted(root.glob("evaluate-*"))}
+    return {name: given for name, given in found.items() if given}
 
 
 def sft_curves(root: Path) -> list[Curve]:

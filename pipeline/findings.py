@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from groundhop import jsonl
@@ -166,9 +167,14 @@ def _look(folder: Path, name: str, title: str) -> StageLook:
 
 
 def _first_tries(folder: Path) -> dict[str, tuple[Rollout, Verdict | None]]:
+    """Each question's first try. Tokens are left behind and rollouts are read one at a time: real runs are large."""
+    verdicts = {(v.question_id, v.repeat): v for v in jsonl.read_if_there(folder / "verdicts.jsonl", Verdict)}
     found: dict[str, tuple[Rollout, Verdict | None]] = {}
-    for rollout, verdict in tries(folder):
-        found.setdefault(rollout.question_id, (rollout, verdict))
+    for rollout in jsonl.read(folder / "rollouts.jsonl", Rollout):
+        known = found.get(rollout.question_id)
+        if known is None or rollout.repeat <= known[0].repeat:
+            light = msgspec.structs.replace(rollout, token_ids=(), mask=(), log_probs=(), spans=())
+            found[rollout.question_id] = (light, verdicts.get((rollout.question_id, rollout.repeat)))
     return found
 
 

@@ -70,7 +70,11 @@ def headline(scores: Sequence[Score], comparisons: Sequence[Comparison], stages:
 def _material(root: Path) -> dict[str, Any]:
     manifest = findings.manifest(root)
     config = manifest.get("config", {})
-    stages, scores, comparisons = findings.look(root), effects.scores(root), effects.comparisons(root)
+    stages, scores, comparisons = (
+        findings.look(root),
+        effects.scores(root / "evaluate"),
+        effects.comparisons(root / "evaluate"),
+    )
     return {
         "name": manifest.get("name", root.name),
         "seed": config.get("seed", "?"),
@@ -92,10 +96,7 @@ def _material(root: Path) -> dict[str, Any]:
 
 
 def _before_after(root: Path, scores: Sequence[Score], comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    stops = {
-        policy: Counter(rollout.stop for rollout, _ in findings.tries(root / "evaluate" / policy))
-        for policy in findings.evaluated(root)
-    }
+    stops = effects.stops(root / "evaluate")
     seen = sorted({stop for found in stops.values() for stop in found})
     return {
         "scores": scores,
@@ -103,6 +104,7 @@ def _before_after(root: Path, scores: Sequence[Score], comparisons: Sequence[Com
         "tests": sorted({row.test for row in comparisons}),
         "stops": stops,
         "stop_names": seen,
+        "other_sets": effects.other_sets(root),
         "accuracy_svg": _dots([(score.policy, score.accuracy) for score in scores], "accuracy", share=True),
         "calls_svg": _dots([(score.policy, score.calls) for score in scores], "tool calls a try"),
     }

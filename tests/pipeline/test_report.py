@@ -87,6 +87,12 @@ def test_the_same_run_gives_the_same_bytes(full: Path, page: str) -> None:
     assert render(full) == page
 
 
+def test_a_question_set_given_as_a_file_is_shown_under_its_name(tmp_path: Path) -> None:
+    root = folder.make_run(tmp_path / "run", only=("evaluate",))
+    shutil.copytree(root / "evaluate", root / "evaluate-browse_comp")
+    assert "Question set: browse_comp" in render(root)
+
+
 def test_each_drop_is_counted_under_its_reason(full: Path) -> None:
     assert {stage.name: stage.drops for stage in findings.look(full)}["questions"] == {"one_hop": 20, "ambiguous": 10}
 
