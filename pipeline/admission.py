@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from groundhop.agents.leaks import ngrams, normalised
-from groundhop.pipeline.cues import holders, word_sets
+from groundhop.pipeline.cues import SentenceCache, holders, word_sets
 from groundhop.pipeline.decontam import normalised_words
 from groundhop.pipeline.facts import Form, same_form
 from groundhop.pipeline.sentences import Span, sentences
@@ -17,6 +17,18 @@ LOOKALIKES = 10
 """Hits in which other pages with the same linking words, or the same cues, are looked for."""
 
 _LINK = re.compile(r"\[([^\[\]]*)\]\(([^()\s]*(?:\([^()\s]*\)[^()\s]*)*)\)")
+
+
+Path = tuple[PathStep, PathStep, PathStep]
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """Why a draft may stay."""
+
+    admission: Admission
+    path: Path
+    forbidden: tuple[str, ...]
 
 
 class Passage(Protocol):
@@ -50,16 +62,16 @@ class Tools(Protocol):
 
 @dataclass(slots=True)
 class Admitter:
-    """Checks drafts. Sentences of the pages it looks at are kept, so that a page is cut once."""
+    """Checks drafts."""
 
     index: Index
     tools: Tools
     page_of: Callable[[str], Page | None]
     top: int
-    _cut: dict[str, tuple[list[Span], list[frozenset[str]]]] = field(default_factory=dict)
+    sentences: SentenceCache = field(default_factory=SentenceCache)
 
-    async def admit(self, draft: Draft, hop: Hop, seed: Page, target: Page) -> Admission | Refusal:
-        """What was measured, or the first reason against the draft. Cheap checks come first."""
+    async def admit(self, draft: Draft, hop: Hop, seed: Page, target: Page) -> Admitted | Refusal:
+        """What was measured and the path that was walked, or the first reason against the draft. Cheap checks come first."""
         refusal = (
             check_seed(draft, seed) or self._check_fact(draft, target) or self._check_siblings(draft, hop, seed, target)
         )
@@ -71,21 +83,26 @@ class Admitter:
         refusal = self._check_link(draft, seed)
         if refusal is not None:
             return refusal
-        missing = await self._walk(draft, hop, seed, forbidden_of(draft, seed, target), target)
-        if missing:
-            return Refusal(reason="path_fails", detail=missing)
-        return Admission(
-            own_words_rank=None,
-            path_reaches=True,
-            answer_on_seed=False,
-            same_cues_elsewhere=self._elsewhere(draft, target),
-        )
+        forbidden = forbidden_of(draft, seed, target)
+        missing = ""
+        for query in draft.queries:
+            path = construction_path(draft, query, hop, seed)
+            missing = await self._walk(draft, path, target, forbidden)
+            if not missing:
+                admission = Admission(
+                    own_words_rank=None,
+                    path_reaches=True,
+                    answer_on_seed=False,
+                    same_cues_elsewhere=self._elsewhere(draft, target),
+                )
+                return Admitted(admission, path, forbidden)
+        return Refusal(reason="path_fails", detail=missing)
 
     def _check_fact(self, draft: Draft, target: Page) -> Refusal | None:
         """Exactly one sentence of the target may hold the cues, and one fact of the form in it."""
         if not draft.cues or not draft.form:
             return None
-        spans, sets = self._sentences(target)
+        spans, sets = self.sentences.of(target)
         held = holders(draft.cues, sets)
         facts = sum(_facts(draft, target.text, spans[number]) for number in held)
         return None if len(held) == 1 and facts == 1 else Refusal(reason="ambiguous", detail=f"{facts} facts")
@@ -99,14 +116,14 @@ class Admitter:
             other = self.page_of(link.key) if inside and link.key not in (target.key, seed.key) else None
             if other is None:
                 continue
-            spans, sets = self._sentences(other)
+            spans, sets = self.sentences.of(other)
             if any(_facts(draft, other.text, spans[number]) for number in holders(draft.cues, sets)):
                 return Refusal(reason="ambiguous", detail=f"also on {other.key}")
         return None
 
     def _own_words_rank(self, draft: Draft, target: Page) -> int | None:
-        """Rank at which one search brings the evidence: with the cues alone, the quotation alone or the whole question."""
-        for query in (" ".join(draft.cues), draft.query, draft.question):
+        """Rank at which one search brings the evidence: with its cues alone, its quotation alone or the whole question."""
+        for query in (" ".join(draft.cues), *draft.queries, draft.question):
             for rank, hit in enumerate(self.index.search(query, self.top) if query else (), start=1):
                 if hit.key == target.key and hit.start < draft.answer_end and hit.end > draft.answer_start:
                     return rank
@@ -123,10 +140,11 @@ class Admitter:
                 return Refusal(reason="ambiguous_link", detail=hit.key)
         return None
 
-    async def _walk(self, draft: Draft, hop: Hop, seed: Page, forbidden: Sequence[str], target: Page) -> str:
+    async def _walk(self, draft: Draft, path: Path, target: Page, forbidden: Sequence[str]) -> str:
         """Take the construction path; what was missing on it, or nothing."""
-        search, first, second = construction_path(draft, hop, seed)
-        if seed.url not in (await self.tools.call(search.tool, search.arguments, forbidden)).text:
+        search, first, second = path
+        shown = (await self.tools.call(search.tool, search.arguments, forbidden)).text
+        if first.arguments["url"] not in shown.split():
             return "search does not bring the seed page"
         shown = (await self.tools.call(first.tool, first.arguments, forbidden)).text
         if second.arguments["url"] not in (found[2] for found in _LINK.finditer(shown)):
@@ -146,24 +164,16 @@ class Admitter:
                 pages[hit.key] = any(_facts(draft, hit.text, spans[number]) for number in held)
         return sum(pages.values())
 
-    def _sentences(self, page: Page) -> tuple[list[Span], list[frozenset[str]]]:
-        if page.key not in self._cut:
-            if len(self._cut) >= 2000:
-                self._cut.clear()
-            spans = sentences(page.text)
-            self._cut[page.key] = (spans, word_sets(page.text, spans))
-        return self._cut[page.key]
 
-
-def construction_path(draft: Draft, hop: Hop, seed: Page) -> tuple[PathStep, PathStep, PathStep]:
+def construction_path(draft: Draft, query: str, hop: Hop, seed: Page) -> Path:
     """Search the quoted words, look for the link on the seed page, look for the fact on the page behind it.
 
     The last address is the link's, spelt as a page view shows it.
     """
     link = next(link for link in seed.links if link.key == hop.target and link.start == hop.anchor_start)
     return (
-        PathStep(tool="search", arguments={"queries": [draft.query]}),
-        PathStep(tool="visit", arguments={"url": seed.url, "find": draft.query}),
+        PathStep(tool="search", arguments={"queries": [query]}),
+        PathStep(tool="visit", arguments={"url": seed.url, "find": query}),
         PathStep(tool="visit", arguments={"url": shown_address(link.url), "find": " ".join(draft.cues)}),
     )
 

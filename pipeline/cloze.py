@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from random import Random
 
-from groundhop.pipeline.cues import Vocabulary, cue_groups, word_sets
+from groundhop.pipeline.cues import Cut, SentenceCache, Vocabulary, cue_groups
 from groundhop.pipeline.facts import MONTHS, Fact, Form, facts_in, same_form
 from groundhop.pipeline.phrases import Phrase, link_phrase, short_title
-from groundhop.pipeline.sentences import Span, sentences, words_of, written_words
+from groundhop.pipeline.sentences import words_of, written_words
 from groundhop.pipeline.writer import Draft, Refusal, Written
 from groundhop.records import Hop, Page
 
@@ -21,8 +21,11 @@ class ClozeWriter:
 
     name = "cloze"
 
-    def __init__(self, vocabulary: Vocabulary, *, cues: int, forms: Sequence[Form], facts: int = 6) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, sentences: SentenceCache, *, cues: int, forms: Sequence[Form], facts: int = 6
+    ) -> None:
         self._vocabulary = vocabulary
+        self._sentences = sentences
         self._cues = cues
         self._forms = tuple(forms)
         self._facts = facts
@@ -32,17 +35,16 @@ class ClozeWriter:
         phrase = link_phrase(seed_page.text, hop, target_page.title)
         if phrase is None:
             return Written(refusals=(Refusal(reason="unclear_link", detail=hop.anchor),))
-        spans = sentences(target_page.text)
-        facts = [fact for span in spans for fact in facts_in(target_page.text, span) if fact.form in self._forms]
+        cut = self._sentences.of(target_page)
+        facts = [fact for span in cut.spans for fact in facts_in(target_page.text, span, self._forms)]
         if not facts:
             return Written(refusals=(Refusal(reason="no_fact"),))
         rng.shuffle(facts)
-        sets = word_sets(target_page.text, spans)
         barred = {*words_of(phrase.text), *words_of(hop.anchor), *words_of(short_title(target_page.title)), *_BARRED}
         drafts: list[Draft] = []
         refusals: list[Refusal] = []
         for fact in facts[: self._facts]:
-            made = self._of_fact(target_page, fact, phrase, spans, sets, barred)
+            made = self._of_fact(target_page, fact, phrase, cut, barred)
             if isinstance(made, Refusal):
                 refusals.append(made)
             else:
@@ -54,8 +56,7 @@ class ClozeWriter:
         page: Page,
         fact: Fact,
         phrase: Phrase,
-        spans: Sequence[Span],
-        sets: Sequence[frozenset[str]],
+        cut: Cut,
         barred: set[str],
     ) -> list[Draft] | Refusal:
         text = page.text
@@ -63,7 +64,7 @@ class ClozeWriter:
             return Refusal(reason="boilerplate", detail=fact.answer)
         if same_form(text, fact.sentence, fact.form, fact.noun) != 1:
             return Refusal(reason="ambiguous", detail=fact.answer)
-        others = [words for span, words in zip(spans, sets, strict=True) if span != fact.sentence]
+        others = [words for span, words in zip(cut.spans, cut.words, strict=True) if span != fact.sentence]
         words = written_words(text[fact.sentence.start : fact.sentence.end])
         refused = barred | set(words_of(fact.answer)) | set(words_of(fact.noun))
         groups = cue_groups(words, refused, others, self._vocabulary, self._cues)
@@ -84,7 +85,7 @@ def _draft(fact: Fact, phrase: Phrase, cues: tuple[str, ...]) -> Draft:
         evidence_end=fact.sentence.end,
         answer_start=fact.start,
         answer_end=fact.end,
-        query=phrase.query,
+        queries=phrase.queries,
         cues=cues,
         pieces=phrase.pieces,
         noun=fact.noun,

@@ -5,8 +5,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import combinations
+from typing import NamedTuple
 
-from groundhop.pipeline.sentences import Span, fold, words_of
+from groundhop.pipeline.sentences import Span, fold, sentences, words_of
 from groundhop.records import Page
 
 STOP_WORDS = frozenset(
@@ -123,6 +124,30 @@ def holders(cues: Iterable[str], sentence_words: Sequence[frozenset[str]]) -> li
     """Numbers of the sentences that hold all cues."""
     wanted = frozenset(map(fold, cues))
     return [number for number, words in enumerate(sentence_words) if wanted <= words]
+
+
+class Cut(NamedTuple):
+    """A page's sentences, and the folded words of each."""
+
+    spans: list[Span]
+    words: list[frozenset[str]]
+
+
+class SentenceCache:
+    """Cuts pages into sentences, each once while it stays among the last `most` pages."""
+
+    def __init__(self, most: int = 2000) -> None:
+        self._most = most
+        self._cut: dict[str, Cut] = {}
+
+    def of(self, page: Page) -> Cut:
+        """The sentences of `page`."""
+        if page.key not in self._cut:
+            if len(self._cut) >= self._most:
+                del self._cut[next(iter(self._cut))]
+            spans = sentences(page.text)
+            self._cut[page.key] = Cut(spans, word_sets(page.text, spans))
+        return self._cut[page.key]
 
 
 def word_sets(text: str, spans: Sequence[Span]) -> list[frozenset[str]]:

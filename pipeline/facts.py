@@ -1,7 +1,7 @@
 """Find short, checkable facts in sentences: a full date, a year, a number with its noun, a full name."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -68,12 +68,10 @@ class Fact:
         return KIND_OF[self.form]
 
 
-def facts_in(text: str, sentence: Span, longest: int = 40) -> list[Fact]:
-    """Facts of one sentence of prose. A form that the sentence holds more than once gives none: it would be ambiguous."""
+def facts_in(text: str, sentence: Span, forms: Sequence[Form], longest: int = 40) -> list[Fact]:
+    """Facts of these forms in one sentence of prose. A form that the sentence holds twice gives none: it would be ambiguous."""
     words = text[sentence.start : sentence.end]
-    if not _DIGITS.search(words) and not _NAME.search(words):
-        return []
-    if not is_prose(words, most=longest):
+    if not ("name" in forms or _DIGITS.search(words)) or not is_prose(words, most=longest):
         return []
     found = [
         *_dates(words, sentence),
@@ -81,7 +79,7 @@ def facts_in(text: str, sentence: Span, longest: int = 40) -> list[Fact]:
         *_percents(words, sentence),
         *_names(words, sentence),
     ]
-    return sorted(found, key=lambda fact: fact.start)
+    return sorted((fact for fact in found if fact.form in forms), key=lambda fact: fact.start)
 
 
 def same_form(text: str, sentence: Span, form: Form, noun: str = "") -> int:

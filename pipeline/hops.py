@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from groundhop.pipeline.band import NodeRow
-from groundhop.pipeline.sentences import is_prose, sentence_at, sentences, words_of
+from groundhop.pipeline.sentences import is_prose, sentence_at, sentences_around, words_of
 from groundhop.records import Hop, Link, Page
 
 MAX_SENTENCE_SHARE = 0.6
@@ -21,8 +21,10 @@ def hop_id(hop: Hop) -> str:
 def hops_of(page: Page, rows: Mapping[str, NodeRow], dropped: Counter[str]) -> Iterator[Hop]:
     """Hops from `page`, at most one a target: the first link whose sentence reads well. Others are counted in `dropped`."""
     links = [link for link in page.links if link.main and link.start is not None and link.end is not None]
-    spans = sentences(page.text) if links else []
     taken: set[str] = set()
+    spans = sentences_around(
+        page.text, (link.start or 0 for link in links if _refusal(page, link, rows, taken) is None)
+    )
     for link in sorted(links, key=lambda link: (link.start, link.key)):
         reason = _refusal(page, link, rows, taken)
         span = sentence_at(spans, link.start or 0, link.end or 0) if reason is None else None

@@ -19,13 +19,15 @@ class Phrase:
 
     text: str
     """One line with exactly one blank where the link stood, `…` where words were cut."""
-    query: str
-    """Up to `QUERY_WORDS` consecutive words of it: what to search for."""
+    queries: tuple[str, ...]
+    """What to search for: its first `QUERY_WORDS` words, blank left out; then all its words, where those are more."""
     pieces: tuple[str, ...]
     """The word runs around the blank, as they stand on the seed page (white space folded)."""
 
 
-QUERY_WORDS = 12
+QUERY_WORDS = 16
+LEAST_TELLING = 4
+"""A quotation with fewer different content words describes nothing."""
 
 
 def link_phrase(text: str, hop: Hop, title: str, most: int = 30) -> Phrase | None:
@@ -38,16 +40,17 @@ def link_phrase(text: str, hop: Hop, title: str, most: int = 30) -> Phrase | Non
     after = text[hop.anchor_end : hop.sentence_end]
     if _names_target(before, hop.anchor, title) or _names_target(after, hop.anchor, title):
         return None
-    # An anchor inside a word ("Ellery" of "Ellery's") takes the rest of the word along.
-    glued = re.match(r"[\w’'-]*", after)
+    # An anchor inside a word ("Ellery" of "Ellerytown") takes the rest of the word along.
+    glued = re.match(r"[\w-]*", after)
     after = after[glued.end() :] if glued else after
     before = re.sub(r"[\w’'-]+$", "", before)
     left, right, cut_left, cut_right = _window(before.split(), after.split(), most)
     pieces = tuple(piece for piece in (" ".join(left), " ".join(right)) if piece.strip(_EDGE))
-    query = _query(left, right)
-    if len(set(words_of(query)) - STOP_WORDS) < 3:
+    words = [*left, *right]
+    queries = tuple(dict.fromkeys(" ".join(run).strip(_EDGE) for run in (words[:QUERY_WORDS], words)))
+    if len(set(words_of(queries[0])) - STOP_WORDS) < LEAST_TELLING:
         return None
-    return Phrase(_render(before, after, left, right, cut_left, cut_right), query, pieces)
+    return Phrase(_render(before, after, left, right, cut_left, cut_right), queries, pieces)
 
 
 def short_title(title: str) -> str:
@@ -75,12 +78,6 @@ def _window(before: list[str], after: list[str], most: int) -> tuple[list[str], 
         ends = [n for n, word in enumerate(right) if _ENDS_CLAUSE.search(word) and n >= len(right) // 2]
         right = right[: ends[-1] + 1] if ends else right
     return left, right, cut_left, cut_right
-
-
-def _query(left: list[str], right: list[str]) -> str:
-    # The beginning of the quotation is what comes to mind first; the words behind the blank where that is too short.
-    run = left if len(left) >= 5 or len(left) >= len(right) else right
-    return " ".join(run[:QUERY_WORDS]).strip(_EDGE)
 
 
 def _render(before: str, after: str, left: list[str], right: list[str], cut_left: bool, cut_right: bool) -> str:

@@ -16,14 +16,14 @@ from groundhop.agents.index import LocalIndex
 from groundhop.agents.tools import make_toolbox
 from groundhop.config import QuestionsConfig, SearchConfig
 from groundhop.errors import ServerError
-from groundhop.pipeline.admission import Admitter, construction_path, forbidden_of
+from groundhop.pipeline.admission import Admitted, Admitter
 from groundhop.pipeline.cloze import ClozeWriter
-from groundhop.pipeline.cues import Vocabulary
+from groundhop.pipeline.cues import SentenceCache, Vocabulary
 from groundhop.pipeline.hops import hop_id
-from groundhop.pipeline.splits import split_of
+from groundhop.pipeline.splits import Splits
 from groundhop.pipeline.writer import Draft, Refusal, Writer
 from groundhop.progress import progress
-from groundhop.records import Admission, Evidence, Hop, Page, Question, Split
+from groundhop.records import Evidence, Hop, Page, Question, Split
 from groundhop.runs import StageFolder
 
 logger = logging.getLogger(__name__)
@@ -43,27 +43,39 @@ class Outcome(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A hop that can give no question any more."""
+
+    reason: str
+
+
 @dataclass(slots=True)
 class Quota:
-    """Which hops may still give a question."""
+    """Which hops may still give a question, and to which split."""
 
     limit: int
     per_seed: int
     per_target: int
+    splits: Splits
     kept: Counter[Split] = field(default_factory=Counter)
     seeds: Counter[str] = field(default_factory=Counter)
     targets: Counter[str] = field(default_factory=Counter)
 
-    def refusal(self, hop: Hop, split: Split) -> str | None:
-        """Why `hop` may not, or None."""
+    def offer(self, hop: Hop) -> Split | Closed:
+        """The split that a question on `hop` would join, or why there may be none."""
+        split = self.splits.propose(hop)
+        if split is None:
+            return Closed("crosses_split")
         if self.kept[split] >= self.limit:
-            return "limit"
+            return Closed("limit")
         if self.seeds[hop.seed] >= self.per_seed:
-            return "seed_full"
-        return "target_full" if self.targets[hop.target] >= self.per_target else None
+            return Closed("seed_full")
+        return Closed("target_full") if self.targets[hop.target] >= self.per_target else split
 
     def take(self, hop: Hop, split: Split) -> None:
         """Count a kept question."""
+        self.splits.take(hop, split)
         self.kept[split] += 1
         self.seeds[hop.seed] += 1
         self.targets[hop.target] += 1
@@ -78,7 +90,7 @@ class Workshop:
     pages: dict[str, Page]
     seed: int
 
-    async def work(self, hop: Hop, split: Split) -> Outcome:
+    async def work(self, hop: Hop) -> Outcome:
         """The first admitted draft of a hop as a question, and what was refused before. Raises: ServerError."""
         name = hop_id(hop)
         seed_page, target_page = self.pages[hop.seed], self.pages[hop.target]
@@ -89,8 +101,8 @@ class Workshop:
             if draft.answer_start in given_away:
                 continue
             got = await self.admitter.admit(draft, hop, seed_page, target_page)
-            if isinstance(got, Admission):
-                question = to_question(draft, hop, seed_page, target_page, split, got, self.writer.name)
+            if isinstance(got, Admitted):
+                question = to_question(draft, hop, seed_page, target_page, got, self.writer.name)
                 return Outcome(hop=name, question=question, refusals=tuple(refusals), tokens=written.tokens)
             refusals.append(got)
             if got.reason in ANSWER_REASONS:
@@ -99,9 +111,9 @@ class Workshop:
 
 
 def to_question(
-    draft: Draft, hop: Hop, seed_page: Page, target_page: Page, split: Split, admission: Admission, writer: str
+    draft: Draft, hop: Hop, seed_page: Page, target_page: Page, admitted: Admitted, writer: str
 ) -> Question:
-    """The record of an admitted draft. Its id is a hash of the hop and of the answer's place."""
+    """The record of an admitted draft, its split still open. Its id is a hash of hop, answer's place and wording."""
     name = hashlib.sha256(f"{hop_id(hop)}\n{draft.answer_start}\n{draft.question}".encode()).hexdigest()[:12]
     evidence = (
         Evidence(
@@ -125,30 +137,20 @@ def to_question(
         aliases=draft.aliases,
         evidence=evidence,
         hops=(hop,),
-        path=construction_path(draft, hop, seed_page),
-        split=split,
+        path=admitted.path,
         writer=writer,
-        admission=admission,
-        forbidden=forbidden_of(draft, seed_page, target_page),
+        admission=admitted.admission,
+        forbidden=admitted.forbidden,
     )
 
 
 def sort_hops(
-    hops: Sequence[Hop], config: QuestionsConfig, seed: int, hosts: dict[str, str]
-) -> tuple[list[tuple[Hop, Split]], list[tuple[Hop, str]]]:
-    """Hops whose two pages serve one split, in an order drawn by hash; and the others with the reason."""
-    usable: list[tuple[Hop, Split]] = []
-    refused: list[tuple[Hop, str]] = []
-    for hop in hops:
-        split = split_of(hop.seed, seed, config.heldout_share)
-        if not config.same_host and hosts[hop.seed] == hosts[hop.target]:
-            refused.append((hop, "same_host"))
-        elif split != split_of(hop.target, seed, config.heldout_share):
-            refused.append((hop, "crosses_split"))
-        else:
-            usable.append((hop, split))
-    usable.sort(key=lambda pair: hashlib.sha256(f"{seed} {hop_id(pair[0])}".encode()).digest())
-    return usable, refused
+    hops: Sequence[Hop], same_host: bool, seed: int, hosts: dict[str, str]
+) -> tuple[list[Hop], list[tuple[Hop, str]]]:
+    """Hops that may serve, in an order drawn by hash; and the others with the reason."""
+    refused = [(hop, "same_host") for hop in hops if not same_host and hosts[hop.seed] == hosts[hop.target]]
+    usable = [hop for hop in hops if same_host or hosts[hop.seed] != hosts[hop.target]]
+    return sorted(usable, key=lambda hop: hashlib.sha256(f"{seed} {hop_id(hop)}".encode()).digest()), refused
 
 
 def estimate_tokens(text: str) -> int:
@@ -178,19 +180,21 @@ def run(
     hop_rows = list(jsonl.read(hops, Hop))
     wanted = {key for hop in hop_rows for key in (hop.seed, hop.target)}
     stored, vocabulary = _read_pages(pages, wanted)
-    usable, crossing = sort_hops(hop_rows, config, seed, {key: page.host for key, page in stored.items()})
+    hosts = {key: page.host for key, page in stored.items()}
+    usable, refused = sort_hops(hop_rows, config.same_host, seed, hosts)
     local = LocalIndex(index)
     toolbox = make_toolbox(_local_only(search), index, None, count_tokens)
-    admitter = Admitter(local, toolbox, local.page, config.top)
-    workshop = Workshop(writer or make_writer(config, vocabulary), admitter, stored, seed)
-    asyncio.run(_work_through(workshop, usable, crossing, config, folder))
+    cache = SentenceCache()
+    admitter = Admitter(local, toolbox, local.page, config.top, cache)
+    workshop = Workshop(writer or make_writer(config, vocabulary, cache), admitter, stored, seed)
+    asyncio.run(_work_through(workshop, usable, refused, config, folder))
 
 
-def make_writer(config: QuestionsConfig, vocabulary: Vocabulary) -> Writer:
+def make_writer(config: QuestionsConfig, vocabulary: Vocabulary, sentences: SentenceCache) -> Writer:
     """The writer that the config names."""
     match config.writer:
         case "cloze":
-            return ClozeWriter(vocabulary, cues=config.cues, forms=config.forms)
+            return ClozeWriter(vocabulary, sentences, cues=config.cues, forms=config.forms)
         case "llm":
             from groundhop.pipeline.llm_writer import make_llm_writer
 
@@ -199,66 +203,63 @@ def make_writer(config: QuestionsConfig, vocabulary: Vocabulary) -> Writer:
 
 async def _work_through(
     workshop: Workshop,
-    usable: Sequence[tuple[Hop, Split]],
-    crossing: Sequence[tuple[Hop, str]],
+    usable: Sequence[Hop],
+    refused: Sequence[tuple[Hop, str]],
     config: QuestionsConfig,
     folder: StageFolder,
 ) -> None:
     ledger = {row.hop: row for row in jsonl.read_if_there(folder.path / "ledger.jsonl", Outcome)}
-    quota = Quota(config.limit, config.per_seed, config.per_target)
+    quota = Quota(config.limit, config.per_seed, config.per_target, Splits(workshop.seed, config.heldout_share))
     questions: list[Question] = []
-    failures = [(hop_id(hop), reason, f"{hop.seed} -> {hop.target}") for hop, reason in crossing]
+    failures = [(hop_id(hop), reason, f"{hop.seed} -> {hop.target}") for hop, reason in refused]
     tokens = 0
     with jsonl.Appender(folder.path / "ledger.jsonl") as out, progress("questions", len(usable)) as shown:
         for batch in _batches(usable, BATCH):
-            open_hops = [(hop, split) for hop, split in batch if quota.refusal(hop, split) is None]
+            open_hops = [hop for hop in batch if not isinstance(quota.offer(hop), Closed)]
             outcomes = await _work_batch(workshop, open_hops, ledger, out, config.llm_concurrency)
-            for hop, split in batch:
-                outcome = outcomes.get(hop_id(hop))
-                reason = quota.refusal(hop, split)
-                if outcome is not None:
-                    failures += ((outcome.hop, r.reason, r.detail) for r in outcome.refusals)
-                    tokens += outcome.tokens
-                if reason is not None:
-                    failures.append((hop_id(hop), reason, ""))
-                elif outcome is not None and outcome.question is not None:
-                    quota.take(hop, split)
-                    questions.append(outcome.question)
-                elif outcome is None:
-                    failures.append((hop_id(hop), "server_error", ""))
+            for hop in batch:
+                outcome, offer = outcomes.get(hop_id(hop)), quota.offer(hop)
+                failures += _failures(hop, outcome, offer)
+                tokens += outcome.tokens if outcome else 0
+                if outcome and outcome.question and not isinstance(offer, Closed):
+                    quota.take(hop, offer)
+                    questions.append(structs.replace(outcome.question, split=offer))
             shown.advance(len(batch), {"kept": len(questions)})
     jsonl.write(folder.path / "questions.jsonl", sorted(questions, key=lambda question: question.id))
     folder.fail_all(failures)
-    folder.finish(_summary(questions, failures, len(usable) + len(crossing), tokens, workshop.writer.name))
+    folder.finish(_summary(questions, failures, len(usable) + len(refused), tokens, workshop.writer.name))
+
+
+def _failures(hop: Hop, outcome: Outcome | None, offer: Split | Closed) -> list[tuple[str, str, str]]:
+    found = [(hop_id(hop), refusal.reason, refusal.detail) for refusal in (outcome.refusals if outcome else ())]
+    if isinstance(offer, Closed):
+        return [*found, (hop_id(hop), offer.reason, "")]
+    return found if outcome else [(hop_id(hop), "server_error", "")]
 
 
 async def _work_batch(
-    workshop: Workshop,
-    hops: Sequence[tuple[Hop, Split]],
-    ledger: dict[str, Outcome],
-    out: jsonl.Appender,
-    concurrency: int,
+    workshop: Workshop, hops: Sequence[Hop], ledger: dict[str, Outcome], out: jsonl.Appender, concurrency: int
 ) -> dict[str, Outcome]:
-    """Outcomes by hop, from the ledger or worked out. A hop whose model server failed is missing, so that a rerun tries it."""
+    """Outcomes by hop, from the ledger or worked out.
+
+    A hop whose model server failed is missing, so that a rerun tries it. Raises: ServerError when all failed.
+    """
     gate = asyncio.Semaphore(concurrency)
-    done: dict[str, Outcome] = {}
+    done = {name: ledger[name] for name in map(hop_id, hops) if name in ledger}
     errors: list[ServerError] = []
 
-    async def one(hop: Hop, split: Split) -> None:
-        name = hop_id(hop)
-        if name in ledger:
-            done[name] = ledger[name]
-            return
+    async def one(hop: Hop) -> None:
         async with gate:
             try:
-                done[name] = await workshop.work(hop, split)
+                outcome = await workshop.work(hop)
             except ServerError as error:
-                logger.warning("hop %s: %s", name, error)
+                logger.warning("hop %s: %s", hop_id(hop), error)
                 errors.append(error)
                 return
-        out.append(done[name])
+        done[outcome.hop] = outcome
+        out.append(outcome)
 
-    await asyncio.gather(*(one(hop, split) for hop, split in hops))
+    await asyncio.gather(*(one(hop) for hop in hops if hop_id(hop) not in done))
     if errors and not done:
         raise errors[0]
     return done
@@ -296,6 +297,6 @@ def _local_only(search: SearchConfig) -> SearchConfig:
     return structs.replace(search, provider="local", replay="off")
 
 
-def _batches(items: Sequence[tuple[Hop, Split]], size: int) -> Iterator[Sequence[tuple[Hop, Split]]]:
+def _batches(items: Sequence[Hop], size: int) -> Iterator[Sequence[Hop]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]

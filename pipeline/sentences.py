@@ -2,7 +2,7 @@
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from syntok import segmenter
@@ -28,13 +28,23 @@ def sentences(text: str) -> list[Span]:
 
     A line feed ends a sentence unless the next line goes on in lower case (hard-wrapped source).
     """
-    # Same length, so that offsets keep: a soft break becomes as many spaces.
-    joined = _SOFT_BREAK.sub(lambda found: " " * len(found.group()), text)
+    joined = _join_lines(text)
     spans: list[Span] = []
     offset = 0
     for line in joined.split("\n"):
         spans += (Span(offset + start, offset + end) for start, end in _of_line(line))
         offset += len(line) + 1
+    return spans
+
+
+def sentences_around(text: str, offsets: Iterable[int]) -> list[Span]:
+    """As `sentences`, but only of the lines that hold these offsets: much cheaper where few lines matter."""
+    joined = _join_lines(text)
+    starts = sorted({joined.rfind("\n", 0, offset) + 1 for offset in offsets})
+    spans: list[Span] = []
+    for begin in starts:
+        line = joined[begin : end if (end := joined.find("\n", begin)) >= 0 else None]
+        spans += (Span(begin + start, begin + end) for start, end in _of_line(line))
     return spans
 
 
@@ -72,6 +82,11 @@ def words_of(text: str) -> list[str]:
 def written_words(text: str) -> list[str]:
     """As `words_of`, but as they are written."""
     return _WORD.findall(text)
+
+
+def _join_lines(text: str) -> str:
+    # Same length, so that offsets keep: a soft break becomes as many spaces.
+    return _SOFT_BREAK.sub(lambda found: " " * len(found.group()), text)
 
 
 def _of_line(line: str) -> Iterator[Span]:

@@ -20,8 +20,8 @@ class Draft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The proving sentence in the target page's text."""
     answer_start: int
     answer_end: int
-    query: str
-    """A search that should bring the seed page."""
+    queries: tuple[str, ...]
+    """Searches that should bring the seed page; the first that does is the one to show."""
     cues: tuple[str, ...]
     """Words that find the evidence on the target page."""
     pieces: tuple[str, ...] = ()

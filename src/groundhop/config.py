@@ -55,7 +55,7 @@ class GraphConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Pages with fewer words of main text are `thin`."""
     max_link_share: Share = 0.5
     """Pages whose main text is anchors to a greater share are lists: `list`."""
-    max_rank_gap: Share = 0.7
+    max_rank_gap: Share = 0.9
     """Pages whose harmonic percentile lies so far below their PageRank percentile are `spam`."""
     max_pages_per_host: Count = 100_000
     """Pages of one host beyond so many are `host_cap`."""
