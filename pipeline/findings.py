@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from groundhop import jsonl
 from groundhop.pipeline.band import NodeRow
-from groundhop.pipeline.plots import Neighbourhood
+from groundhop.pipeline.graph_plots import Neighbourhood
 from groundhop.records import Bucketed, Failure, Hop, Question, Rollout, Verdict
 
 STAGES = (

@@ -22,7 +22,7 @@ BUCKET_COLOURS = {
     None: "#e4e4e4",
 }
 POLICY_COLOURS = {"base": "#7a7a7a", "sft": "#0072b2", "grpo": "#d55e00"}
-INK, MUTED, BAND = "#222222", "#8a8a8a", "#009e73"
+INK, MUTED = "#222222", "#8a8a8a"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +47,6 @@ class Curve:
     """Whether the axis starts at zero."""
 
 
-@dataclass(frozen=True, slots=True)
-class Neighbourhood:
-    """A piece of the link graph to draw. Node names are URL keys."""
-
-    labels: Mapping[str, str]
-    """Every node with its title."""
-    edges: Sequence[tuple[str, str]]
-    band: frozenset[str]
-    dropped: frozenset[str]
-    hops: frozenset[tuple[str, str]]
-    """Edges that questions were built on."""
-    named: Sequence[str]
-    """Nodes that get a number, from 1; their titles stand beside the picture."""
-
-
 def bucket_histogram(rows: Sequence[Bucketed]) -> str:
     """Draw how many questions were solved k times, and below them each question's posterior interval.
 
@@ -74,7 +59,7 @@ def bucket_histogram(rows: Sequence[Bucketed]) -> str:
         _draw_counts(top, rows)
         _draw_posteriors(strip, rows)
 
-    return _svg(draw, 6.6, 4.9)
+    return svg(draw, 6.6, 4.9)
 
 
 def predicted_counts(rows: Sequence[Bucketed], tries: int) -> list[Estimate]:
@@ -116,7 +101,7 @@ def estimates(rows: Sequence[Estimate], label: str, share: bool = False) -> str:
         axes.spines["left"].set_visible(False)
         axes.tick_params(axis="y", length=0)
 
-    return _svg(draw, 5.2, 0.9 + 0.52 * max(1, len(rows)))
+    return svg(draw, 5.2, 0.9 + 0.52 * max(1, len(rows)))
 
 
 def curves(panels: Sequence[Curve]) -> str:
@@ -132,99 +117,7 @@ def curves(panels: Sequence[Curve]) -> str:
             else:
                 axes.set_visible(False)
 
-    return _svg(draw, 3.35 * columns, 2.25 * rows)
-
-
-def ranks(values: Sequence[float], band: tuple[float, float], seeds: Sequence[float]) -> str:
-    """Draw rank scores, most popular first, with the band shaded and a tick for each seed page.
-
-    `values`: scores of the pages that have links, any order. `seeds`: percentiles of pages that questions start from.
-    """
-
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
-        ordered = sorted(values, reverse=True)
-        places = [100 * (number + 0.5) / len(ordered) for number in range(len(ordered))]
-        axes.axvspan(100 * band[0], 100 * band[1], color=BAND, alpha=0.13, lw=0)
-        axes.plot(places, ordered, color=INK, lw=1.8)
-        axes.set_yscale("log")
-        axes.set_xlim(0, 100)
-        low, high = axes.get_ylim()
-        axes.plot([100 * seed for seed in seeds], [low * 1.06] * len(seeds), "|", color="#d55e00", ms=9, alpha=0.55)
-        axes.set_ylim(low, high)
-        middle = 50 * (band[0] + band[1])
-        axes.text(middle, high * 0.8, "band", color=BAND, ha="center", va="top", fontsize=10)
-        axes.set_xlabel("pages by popularity, percentile (0 = most popular); ticks: seed pages")
-        axes.set_ylabel("PageRank")
-        axes.grid(axis="y", color="#ececec")
-
-    return _svg(draw, 6.6, 2.9)
-
-
-def bars(counts: Mapping[str, int], label: str) -> str:
-    """Draw named counts as horizontal bars, largest first."""
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
-        axes.barh([name for name, _ in ordered], [count for _, count in ordered], color="#9db4c0", height=0.66)
-        for place, (_, count) in enumerate(ordered):
-            axes.annotate(f"{count:,}", (count, place), (4, 0), textcoords="offset points", va="center", fontsize=9)
-        axes.invert_yaxis()
-        axes.set_xlabel(label)
-        axes.margins(x=0.14)
-        axes.spines["left"].set_visible(False)
-        axes.tick_params(axis="y", length=0)
-
-    return _svg(draw, 5.6, 0.75 + 0.3 * max(1, len(ordered)))
-
-
-def neighbourhood(piece: Neighbourhood) -> str:
-    """Draw a piece of the link graph: band pages filled green, dropped pages grey, question hops orange."""
-    import networkx as nx
-
-    graph = nx.DiGraph()
-    graph.add_nodes_from(sorted(piece.labels))
-    graph.add_edges_from(sorted(piece.edges))
-    undirected = graph.to_undirected()
-    places = nx.spring_layout(undirected, seed=7, k=1.9 / math.sqrt(max(1, len(graph))), iterations=150)
-
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
-        nodes = list(graph.nodes)
-        colours = [_node_colour(node, piece) for node in nodes]
-        sizes = [max(150 if node in piece.named else 30, 14 * min(14, graph.in_degree(node))) for node in nodes]
-        plain = [edge for edge in graph.edges if edge not in piece.hops]
-        hops = [edge for edge in graph.edges if edge in piece.hops]
-        shared = {"ax": axes, "node_size": sizes, "nodelist": nodes, "arrowsize": 7}
-        nx.draw_networkx_edges(graph, places, edgelist=plain, edge_color="#c9c9c9", width=0.7, **shared)
-        nx.draw_networkx_edges(graph, places, edgelist=hops, edge_color="#d55e00", width=1.6, **shared)
-        nx.draw_networkx_nodes(
-            graph,
-            places,
-            ax=axes,
-            nodelist=nodes,
-            node_size=sizes,
-            node_color=colours,
-            edgecolors="white",
-            linewidths=0.8,
-        )
-        _number_nodes(axes, piece, places)
-        axes.margins(0.09)
-        axes.axis("off")
-
-    return _svg(draw, 7.4, 6.2)
-
-
-def _node_colour(node: str, piece: Neighbourhood) -> str:
-    if node in piece.dropped:
-        return "#c4c4c4"
-    return BAND if node in piece.band else "#56b4e9"
-
-
-def _number_nodes(axes: Any, piece: Neighbourhood, places: Mapping[str, Any]) -> None:
-    for number, node in enumerate(piece.named, start=1):
-        axes.annotate(str(number), places[node], ha="center", va="center", fontsize=7.5, color="white", weight="bold")
+    return svg(draw, 3.35 * columns, 2.25 * rows)
 
 
 def _draw_counts(axes: Any, rows: Sequence[Bucketed]) -> None:
@@ -292,7 +185,7 @@ def _draw_curve(axes: Any, panel: Curve) -> None:
         axes.legend(frameon=False, fontsize=7.5, ncols=2, loc="upper left", borderaxespad=0, columnspacing=1.2)
 
 
-def _svg(draw: Callable[[Any], None], width_inches: float, height_inches: float) -> str:
+def svg(draw: Callable[[Any], None], width_inches: float, height_inches: float) -> str:
     """Run `draw` on an empty figure and return an `<svg>` element, the same bytes each time."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG

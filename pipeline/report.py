@@ -10,7 +10,7 @@ from typing import Any
 
 import jinja2
 
-from groundhop.pipeline import effects, findings, plots
+from groundhop.pipeline import effects, findings, graph_plots, plots
 from groundhop.pipeline.effects import Comparison, Score
 from groundhop.pipeline.findings import Sample
 from groundhop.pipeline.plots import Estimate
@@ -138,8 +138,8 @@ def _graph(root: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     low, high = config.get("graph", {}).get("band", (0.0, 1.0))
     seeds = findings.seed_percentiles(root)
     return {
-        "rank_svg": plots.ranks([row.pagerank for row in linked], (low, high), seeds) if linked else "",
-        "graph_svg": plots.neighbourhood(piece) if piece else "",
+        "rank_svg": graph_plots.ranks([row.pagerank for row in linked], (low, high), seeds) if linked else "",
+        "graph_svg": graph_plots.neighbourhood(piece) if piece else "",
         "graph_names": [(piece.labels[key], key) for key in piece.named] if piece else [],
     }
 
