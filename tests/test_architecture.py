@@ -43,7 +43,9 @@ def test_each_code_folder_is_linked_into_the_package(folder: str) -> None:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_folders_import_only_what_they_may(folder: str) -> None:
     allowed = MAY_IMPORT[folder] | SHARED
-    wrong = {str(path): bad for path in (ROOT / folder).rglob("*.py") if (bad := ours(path) - allowed - {"__version__"})}
+    wrong = {
+        str(path): bad for path in (ROOT / folder).rglob("*.py") if (bad := ours(path) - allowed - {"__version__"})
+    }
     assert wrong == {}
 
 
@@ -75,4 +77,6 @@ def test_the_command_line_imports_nothing_heavy() -> None:
 
 def test_help_loads_no_library() -> None:
     code = "import sys, groundhop.cli; print(sorted({m.split('.')[0] for m in sys.modules} & {'msgspec', 'httpx', 'rich', 'numpy', 'lxml'}))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )

@@ -113,7 +113,9 @@ def test_a_run_goes_through_every_stage_and_leaves_a_report(undisturbed: Path) -
 @pytest.mark.vllm
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_run_killed_in_every_stage_ends_with_the_same_records(undisturbed: Path, killed: tuple[Path, list[str]]) -> None:
+def test_a_run_killed_in_every_stage_ends_with_the_same_records(
+    undisturbed: Path, killed: tuple[Path, list[str]]
+) -> None:
     folder, caught = killed
     assert len(caught) >= 5
     assert digests(folder) == digests(undisturbed)
@@ -133,7 +135,9 @@ def test_kills_neither_lose_nor_double_a_rollout(undisturbed: Path, killed: tupl
 @pytest.mark.vllm
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_grpo_steps_are_committed_once_and_stamped_with_the_version_served(undisturbed: Path, killed: tuple[Path, list[str]]) -> None:
+def test_grpo_steps_are_committed_once_and_stamped_with_the_version_served(
+    undisturbed: Path, killed: tuple[Path, list[str]]
+) -> None:
     for folder in (undisturbed, killed[0]):
         rows = [json.loads(line) for line in (folder / "grpo" / "steps.jsonl").read_text().splitlines()]
         assert [row["step"] for row in rows] == [1, 2]

@@ -111,14 +111,26 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in STAGES.items():
         command = commands.add_parser(name, help=text)
         _add_config(command)
-        command.add_argument("--policy", choices=("base", "sft", "grpo"), default=None, help="which policy's rollouts or buckets (default: base)")
-        command.add_argument("--questions", type=Path, default=None, metavar="FILE", help="evaluate: a JSONL of id, question, answer, aliases, or BrowseComp's CSV")
+        command.add_argument(
+            "--policy",
+            choices=("base", "sft", "grpo"),
+            default=None,
+            help="which policy's rollouts or buckets (default: base)",
+        )
+        command.add_argument(
+            "--questions",
+            default=None,
+            metavar="FILE",
+            help="evaluate: a JSONL of id, question, answer, aliases, or BrowseComp's CSV",
+        )
     serve = commands.add_parser("serve", help="start vLLM replicas of a policy and keep them until Ctrl-C")
     _add_config(serve)
     serve.add_argument("--policy", choices=("base", "sft", "grpo"), default="base")
     search = commands.add_parser("search", help="show what the agent would see")
     search.add_argument("query", nargs="+")
-    search.add_argument("--visit", metavar="URL", default=None, help="visit this page with the query as `find` instead of searching")
+    search.add_argument(
+        "--visit", metavar="URL", default=None, help="visit this page with the query as `find` instead of searching"
+    )
     _add_config(search, flag=True)
     view = commands.add_parser("view", help="say what a run folder holds")
     view.add_argument("run", metavar="RUN_DIR")
@@ -131,9 +143,13 @@ def _add_config(parser: argparse.ArgumentParser, flag: bool = False) -> None:
         parser.add_argument("--config", default="configs/demo.toml")
     else:
         parser.add_argument("config", metavar="CONFIG.toml")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key, e.g. --set grpo.steps=10")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key, e.g. --set grpo.steps=10"
+    )
     parser.add_argument("--run-dir", default=None, metavar="DIR", help="where the run lives (default: runs/<name>)")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan with counts, costs and times, do nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the plan with counts, costs and times, do nothing"
+    )
 
 
 def _set_up_logging(verbose: bool) -> None:

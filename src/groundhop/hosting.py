@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,10 @@ class PolicyHost:
         """A policy's HF folder. Raises: MissingError when that policy was not trained yet."""
         return self.base_folder() if policy == "base" else self._run.look(policy).output("model")
 
+    def has(self, policy: str) -> bool:
+        """Whether that policy's weights are there."""
+        return policy == "base" or (self._run.root / policy / "done.json").exists()
+
     def urls(self, policy: str) -> list[str]:
         """Base URLs of servers that hold `policy`'s weights now."""
         folder = self.folder_of(policy)
@@ -62,7 +67,8 @@ class PolicyHost:
             from groundhop.training.hotload.refit import load_checkpoint
 
             self._loads += 1
-            asyncio.run(load_checkpoint(self._servers.urls, folder, f"{policy}-load{self._loads}"))
+            label = f"{policy}-{self._loads}"
+            asyncio.run(load_checkpoint(self._servers.urls, folder, label, self._headers()))
         self._held = policy
         self._servers.check()
         return self._servers.urls
@@ -81,13 +87,16 @@ class PolicyHost:
             temperature=temperature,
             top_p=top_p,
             max_model_len=self._run.config.serve.max_model_len,
+            api_key=os.environ.get(self._run.config.serve.token_env) or None,
         )
 
     def refitter(self, policy: str, folder: Path) -> Any:
         """What puts a trainer's weights into the servers, which hold `policy` now."""
         from groundhop.training.hotload.refit import make_refitter
 
-        return make_refitter(self.urls(policy), folder, self.folder_of(policy))
+        used = [int(path.stem.removeprefix("version-")) for path in folder.glob("version-*.delta")]
+        urls = self.urls(policy)
+        return make_refitter(urls, folder, self.folder_of(policy), max(used, default=0) + 1, self._headers())
 
     def count_tokens(self) -> Callable[[str], int]:
         """Counts tokens as the policy does."""
@@ -105,14 +114,21 @@ class PolicyHost:
             logger.info("index: %d passages in %s", count, folder)
         return folder
 
-    def toolbox(self) -> "Toolbox":
-        """The agent's tools over the run's index or the web, through the replay store. One for each event loop."""
+    def toolbox(self, keep: bool = True) -> "Toolbox":
+        """The agent's tools over the run's index or the web. One for each event loop.
+
+        `keep` puts the replay store between them; questions of an encrypted benchmark must not reach a disk in plain.
+        """
         from groundhop.agents.tools import make_toolbox
 
         table = self._run.config.search
         index = self.index() if table.provider == "local" else None
         codec = self._tokenizer()
-        return make_toolbox(table, index, self._run.root / "replay.sqlite", codec.count, codec.control_tokens)
+        replay = self._run.root / "replay.sqlite" if keep else None
+        return make_toolbox(table, index, replay, codec.count, codec.control_tokens)
+
+    def _headers(self) -> dict[str, str]:
+        return {} if self._servers is None else self._servers.headers
 
     def _tokenizer(self) -> "TemplateCodec":
         if self._codec is None:

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from groundhop.config import RunConfig
 from groundhop.runs import Run
-from groundhop.stages import ORDER
 
 # Rough rates of two CPU cores with SmolLM2-135M, read off demo runs (docs/results.md). They only feed the plan.
 PAGES_PER_S = 25.0
@@ -41,9 +40,15 @@ def plan(run: Run, only: str | None = None) -> str:
         state = "done" if done else "begun" if (run.root / step.stage / "config.json").exists() else "to do"
         lines.append(f"  {step.stage:<14} {state:<6} {step.work:<62} {_time(step.seconds):>8}  {_money(step.dollars)}")
         if not done:
-            total, dollars, unknown = total + (step.seconds or 0.0), dollars + step.dollars, unknown + (step.seconds is None)
+            total, dollars, unknown = (
+                total + (step.seconds or 0.0),
+                dollars + step.dollars,
+                unknown + (step.seconds is None),
+            )
     tail = f" + {unknown} stage(s) that nothing on disk can size yet" if unknown else ""
-    lines.append(f"left: about {_time(total)}{tail}, {_money(dollars) or 'nothing to pay'}; times are rough, from two CPU cores with SmolLM2-135M")
+    lines.append(
+        f"left: about {_time(total)}{tail}, {_money(dollars) or 'nothing to pay'}; times are rough, from two CPU cores with SmolLM2-135M"
+    )
     return "\n".join(lines)
 
 
@@ -53,20 +58,45 @@ def _steps(run: Run) -> Iterator[Step]:
     questions = _summary(run, "questions")
     train, heldout = int(questions.get("train", 0)) or None, int(questions.get("heldout", 0)) or None
     yield Step("pages", f"import {_n(pages)} pages from {_sources(config)}", pages / PAGES_PER_S if pages else None)
-    yield Step("graph", f"rank {_n(pages)} pages, band {config.graph.band[0]:.0%} to {config.graph.band[1]:.0%}", pages / 400 if pages else None)
-    yield Step("questions", f"{config.questions.writer} writer over the band's hops, admission on the index", pages * 2 / HOPS_PER_S if pages else None)
+    yield Step(
+        "graph",
+        f"rank {_n(pages)} pages, band {config.graph.band[0]:.0%} to {config.graph.band[1]:.0%}",
+        pages / 400 if pages else None,
+    )
+    yield Step(
+        "questions",
+        f"{config.questions.writer} writer over the band's hops, admission on the index",
+        pages * 2 / HOPS_PER_S if pages else None,
+    )
     for policy, limit in (("base", config.rollouts.base_limit), ("sft", config.rollouts.limit)):
         asked = min(train, limit) if train is not None else limit if limit < 1_000_000 else None
         yield _rollouts(config, f"rollouts-{policy}", asked, config.rollouts.repeats, "training questions")
         yield Step(f"buckets-{policy}", "counts to buckets, traces, tasks, Parquet with a card", 5.0)
         if policy == "base":
-            yield Step("sft", f"{config.sft.epochs:g} epoch(s) over {_n(train)} construction traces and right rollouts", train * config.sft.epochs / TRACES_PER_S if train else None)
+            yield Step(
+                "sft",
+                f"{config.sft.epochs:g} epoch(s) over {_n(train)} construction traces and right rollouts",
+                train * config.sft.epochs / TRACES_PER_S if train else None,
+            )
     trained = config.grpo.steps * config.grpo.prompts * config.grpo.group
     seconds = trained / TRAINED_ROLLOUTS_PER_S + 2 * trained / ROLLOUTS_PER_S
     cost = trained * 2 * CALLS_PER_ROLLOUT * SEARCH_DOLLARS if config.search.provider == "you" else 0.0
-    yield Step("grpo", f"{config.grpo.steps} steps x {config.grpo.prompts} groups x {config.grpo.group} rollouts, refit after each", seconds, cost)
-    asked = min(heldout, config.evaluate.limit) if heldout is not None else config.evaluate.limit if config.evaluate.limit < 1_000_000 else None
-    yield _rollouts(config, "evaluate", asked, config.evaluate.repeats * len(config.evaluate.policies), "held-out questions")
+    yield Step(
+        "grpo",
+        f"{config.grpo.steps} steps x {config.grpo.prompts} groups x {config.grpo.group} rollouts, refit after each",
+        seconds,
+        cost,
+    )
+    asked = (
+        min(heldout, config.evaluate.limit)
+        if heldout is not None
+        else config.evaluate.limit
+        if config.evaluate.limit < 1_000_000
+        else None
+    )
+    yield _rollouts(
+        config, "evaluate", asked, config.evaluate.repeats * len(config.evaluate.policies), "held-out questions"
+    )
 
 
 def _rollouts(config: RunConfig, stage: str, questions: int | None, repeats: int, what: str) -> Step:
@@ -74,7 +104,12 @@ def _rollouts(config: RunConfig, stage: str, questions: int | None, repeats: int
         return Step(stage, f"{repeats} rollouts for each of the {what}", None)
     count = questions * repeats
     dollars = count * CALLS_PER_ROLLOUT * SEARCH_DOLLARS if config.search.provider == "you" else 0.0
-    return Step(stage, f"{count} rollouts: {questions} {what} x {repeats}", count / ROLLOUTS_PER_S + (SERVER_START_S if count else 0.0), dollars)
+    return Step(
+        stage,
+        f"{count} rollouts: {questions} {what} x {repeats}",
+        count / ROLLOUTS_PER_S + (SERVER_START_S if count else 0.0),
+        dollars,
+    )
 
 
 def _summary(run: Run, stage: str) -> dict[str, int]:
@@ -104,7 +139,13 @@ def _n(count: int | None) -> str:
 def _time(seconds: float | None) -> str:
     if seconds is None:
         return "?"
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 90
+        else f"{seconds / 60:.0f} min"
+        if seconds < 5400
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
 def _money(dollars: float) -> str:

@@ -5,6 +5,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +25,8 @@ class Progress:
         self._skipped = done
         self._done = done
         self._start = self._last = time.monotonic()
-        self._bar = self._task = None
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
         if sys.stderr.isatty():
             self._open_bar()
 
@@ -28,7 +34,14 @@ class Progress:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[notes]}"))
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[notes]}"),
+        )
         self._bar = Bar(*columns, transient=False)
         self._bar.start()
         self._task = self._bar.add_task(self._name, total=self._total, completed=self._done, notes="")

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import os
 import platform
 import time
 from collections import Counter
@@ -98,15 +97,22 @@ class Run:
         root.mkdir(parents=True, exist_ok=True)
         self._tree = to_tree(config)
 
-    def open(self, stage: str, depends_on: Iterable[str], after: Iterable[str] = ()) -> StageFolder:
+    def open(
+        self,
+        stage: str,
+        depends_on: Iterable[str],
+        after: Iterable[str] = (),
+        facts: Mapping[str, str] | None = None,
+    ) -> StageFolder:
         """Open a stage's folder for work.
 
         `depends_on` names the config keys and tables that its records depend on, e.g. `("seed", "pages")`;
-        `after` names the stages whose output it reads, so that it also depends on what they depend on.
+        `after` names the stages whose output it reads, so that it also depends on what they depend on;
+        `facts` are further things that must not change, by name.
         Raises: ConfigError that names the key, when the folder was begun with another value of one of them.
         """
         folder = StageFolder(self.root / stage, stage)
-        wanted = self._wanted(depends_on, after)
+        wanted = self._wanted(depends_on, after) | dict(facts or {})
         stamp = folder.path / "config.json"
         if stamp.exists():
             _refuse_changes(stage, json.loads(stamp.read_text()), wanted, folder.path)
@@ -164,7 +170,11 @@ def digest_of(value: Any) -> str:
 def _digests(root: Path, stage: str) -> dict[str, str]:
     skip = {"done.json", "config.json", "metrics.jsonl"}
     files = [p for p in sorted((root / stage).rglob("*")) if p.is_file() and p.name not in skip]
-    return {str(p.relative_to(root)): sha256_of(p) for p in files if p.suffix in {".jsonl", ".zst", ".parquet", ".safetensors", ".json", ".html"}}
+    return {
+        str(p.relative_to(root)): sha256_of(p)
+        for p in files
+        if p.suffix in {".jsonl", ".zst", ".parquet", ".safetensors", ".json", ".html"}
+    }
 
 
 def _refuse_changes(stage: str, before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
@@ -180,4 +190,4 @@ def _refuse_changes(stage: str, before: Mapping[str, Any], now: Mapping[str, Any
 def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text)
-    os.replace(temporary, path)
+    temporary.replace(path)

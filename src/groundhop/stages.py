@@ -1,11 +1,15 @@
 """Wire the stages together: which config each depends on, which folders it reads, which servers it needs."""
 
 import asyncio
+import contextlib
+import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from groundhop import jsonl
 from groundhop.errors import ConfigError
@@ -14,7 +18,6 @@ from groundhop.runs import Run, StageFolder
 
 if TYPE_CHECKING:
     from groundhop.agents.loop import Budget
-    from groundhop.agents.tools import Toolbox
     from groundhop.hosting import PolicyHost
 
 logger = logging.getLogger(__name__)
@@ -43,11 +46,11 @@ def run_all(run: Run) -> None:
 
     with PolicyHost(run) as host:
         for stage in ORDER:
-            _timed(run, stage, lambda folder, name=stage: _STAGES[name.split("-")[0]](run, folder, host))
+            _timed(run, stage, host)
     write_report(run)
 
 
-def run_stage(run: Run, stage: str, policy: str | None, questions: Path | None) -> str:
+def run_stage(run: Run, stage: str, policy: str | None, questions: str | None) -> str:
     """Run one stage and say what came out. `policy` chooses whose rollouts or buckets; `questions` is for evaluate."""
     from groundhop.hosting import PolicyHost
 
@@ -62,11 +65,11 @@ def run_stage(run: Run, stage: str, policy: str | None, questions: Path | None) 
         name = f"{stage}-{policy or 'base'}" if stage in {"rollouts", "buckets"} else stage
         if name not in ORDER:
             raise ConfigError(f"there is no stage {name}: rollouts and buckets are of the policies base and sft")
-        folder = _timed(run, name, lambda folder: _STAGES[stage](run, folder, host))
+        folder = _timed(run, name, host)
     return "\n".join(f"{key}: {value}" for key, value in folder.summary().items())
 
 
-def _timed(run: Run, stage: str, work: Callable[[StageFolder], None]) -> StageFolder:
+def _timed(run: Run, stage: str, host: "PolicyHost") -> StageFolder:
     """Open the stage's folder, do the work unless it is done, enter it into the manifest."""
     folder = run.open(stage, *_dependencies(stage))
     if folder.done:
@@ -74,7 +77,7 @@ def _timed(run: Run, stage: str, work: Callable[[StageFolder], None]) -> StageFo
         return folder
     logger.info("%s: begins", stage)
     start = time.monotonic()
-    work(folder)
+    _STAGES[stage.split("-")[0]](run, folder, host)
     seconds = time.monotonic() - start
     folder.log_metrics({"stage/seconds": round(seconds, 1)})
     run.stamp(stage, {"summary": folder.summary(), "seconds": round(seconds, 1)})
@@ -143,7 +146,7 @@ def _rollouts(run: Run, folder: StageFolder, host: "PolicyHost") -> None:
     asked = _questions_of(run, "train")[: table.base_limit if policy == "base" else table.limit]
     rollouts.run(
         questions=asked,
-        model=host.model(policy, run.config.agent.temperature, run.config.agent.top_p) ,
+        model=host.model(policy, run.config.agent.temperature, run.config.agent.top_p),
         toolbox=host.toolbox(),
         budget=budget(run),
         judge=make_judge(run.config.judge),
@@ -198,7 +201,9 @@ def _grpo(run: Run, folder: StageFolder, host: "PolicyHost") -> None:
 
 
 def _evaluate(run: Run, folder: StageFolder, host: "PolicyHost") -> None:
-    _compare(run, host, folder, _questions_of(run, "heldout")[: run.config.evaluate.limit], run.config.evaluate.policies)
+    _compare(
+        run, host, folder, _questions_of(run, "heldout")[: run.config.evaluate.limit], run.config.evaluate.policies
+    )
 
 
 _STAGES: dict[str, Callable[[Run, StageFolder, Any], None]] = {
@@ -211,6 +216,48 @@ _STAGES: dict[str, Callable[[Run, StageFolder, Any], None]] = {
     "grpo": _grpo,
     "evaluate": _evaluate,
 }
+
+
+def evaluate_file(run: Run, host: "PolicyHost", source: str, policy: str | None) -> str:
+    """Ask the questions of a file or address, in a folder of their own under `evaluate-<name>`; returns the table."""
+    from groundhop.pipeline.question_files import read_questions
+    from groundhop.pipeline.score_table import table
+
+    found = read_questions(source)
+    policies = (policy,) if policy else tuple(p for p in run.config.evaluate.policies if host.has(p))
+    name = f"evaluate-{found.name}"
+    folder = run.open(name, (*AGENT_KEYS, "evaluate"), facts={"digest of the questions": found.digest})
+    origin = {"name": found.name, "digest": found.digest}
+    _compare(run, host, folder, found.questions, policies, secret=found.secret, source=origin, bad=found.bad)
+    run.stamp(name, {"summary": folder.summary(), "source": origin})
+    return table(json.loads((folder.path / "summary.json").read_text()))
+
+
+def _compare(
+    run: Run, host: "PolicyHost", folder: StageFolder, asked: Sequence[Question], policies: Sequence[str], **given: Any
+) -> None:
+    from groundhop.judges.make import make_judge
+    from groundhop.pipeline import evaluate
+    from groundhop.pipeline.rollouts import Solver, make_solver
+
+    @contextlib.contextmanager
+    def opener(policy: str) -> Iterator[Solver]:
+        model = host.model(policy, run.config.evaluate.temperature, run.config.agent.top_p)
+        toolbox = host.toolbox(keep=not given.get("secret", False))
+        yield make_solver(
+            model=model, toolbox=toolbox, budget=budget(run), policy=policy, prompt=run.config.agent.prompt
+        )
+
+    evaluate.run(
+        config=msgspec.structs.replace(run.config.evaluate, policies=tuple(policies)),
+        questions=asked,
+        opener=opener,
+        judge=make_judge(run.config.judge),
+        concurrency=run.config.agent.concurrency,
+        seed=run.config.seed,
+        folder=folder,
+        **given,
+    )
 
 
 def make_solve(run: Run, host: "PolicyHost") -> Any:
@@ -262,7 +309,9 @@ def search(run: Run, words: Sequence[str], url: str | None) -> str:
     query = " ".join(words)
     with PolicyHost(run) as host:
         toolbox = host.toolbox()
-        call = toolbox.call("visit", {"url": url, "find": query}) if url else toolbox.call("search", {"queries": [query]})
+        call = (
+            toolbox.call("visit", {"url": url, "find": query}) if url else toolbox.call("search", {"queries": [query]})
+        )
         return asyncio.run(call).text
 
 
@@ -271,7 +320,12 @@ def budget(run: Run) -> "Budget":
     from groundhop.agents.loop import Budget
 
     table = run.config.agent
-    return Budget(max_turns=table.max_turns, max_tokens=table.max_tokens, turn_tokens=table.turn_tokens, max_time_s=table.max_time_s)
+    return Budget(
+        max_turns=table.max_turns,
+        max_tokens=table.max_tokens,
+        turn_tokens=table.turn_tokens,
+        max_time_s=table.max_time_s,
+    )
 
 
 def _page_file(run: Run) -> Path:

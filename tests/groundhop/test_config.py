@@ -40,7 +40,11 @@ def test_an_absent_config_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("override", "key", "value"),
-    [("grpo.steps=10", "grpo.steps", 10), ("model.name=Qwen/Qwen3-4B", "model.name", "Qwen/Qwen3-4B"), ("graph.band=[0.2, 0.5]", "graph.band", [0.2, 0.5])],
+    [
+        ("grpo.steps=10", "grpo.steps", 10),
+        ("model.name=Qwen/Qwen3-4B", "model.name", "Qwen/Qwen3-4B"),
+        ("graph.band=[0.2, 0.5]", "graph.band", [0.2, 0.5]),
+    ],
 )
 def test_overrides_reach_their_key(tmp_path: Path, override: str, key: str, value: object) -> None:
     config = load(config_file(tmp_path, 'name = "x"'), [override])

@@ -54,4 +54,6 @@ def test_packed_and_plain_files_hold_the_same_records(tmp_path: Path) -> None:
     rows = [failure(str(number)) for number in range(1000)]
     jsonl.write(tmp_path / "a.jsonl", rows)
     jsonl.write(tmp_path / "a.jsonl.zst", rows)
-    assert list(jsonl.read(tmp_path / "a.jsonl", Failure)) == list(jsonl.read(tmp_path / "a.jsonl.zst", Failure)) == rows
+    assert (
+        list(jsonl.read(tmp_path / "a.jsonl", Failure)) == list(jsonl.read(tmp_path / "a.jsonl.zst", Failure)) == rows
+    )
