@@ -69,11 +69,14 @@ class Admitter:
     page_of: Callable[[str], Page | None]
     top: int
     sentences: SentenceCache = field(default_factory=SentenceCache)
+    _words: dict[str, str] = field(default_factory=dict)
 
     async def admit(self, draft: Draft, hop: Hop, seed: Page, target: Page) -> Admitted | Refusal:
         """What was measured and the path that was walked, or the first reason against the draft. Cheap checks come first."""
         refusal = (
-            check_seed(draft, seed) or self._check_fact(draft, target) or self._check_siblings(draft, hop, seed, target)
+            self._check_seed(draft, seed)
+            or self._check_fact(draft, target)
+            or self._check_siblings(draft, hop, seed, target)
         )
         if refusal is not None:
             return refusal
@@ -97,6 +100,21 @@ class Admitter:
                 )
                 return Admitted(admission, path, forbidden)
         return Refusal(reason="path_fails", detail=missing)
+
+    def _check_seed(self, draft: Draft, seed: Page) -> Refusal | None:
+        """The answer must not stand on the seed page, nor in the question: either would save the second hop."""
+        if holds_answer(draft, spaced(draft.question)):
+            return Refusal(reason="answer_in_question", detail=draft.answer)
+        if holds_answer(draft, self._words_of(seed)):
+            return Refusal(reason="answer_on_seed", detail=draft.answer)
+        return None
+
+    def _words_of(self, page: Page) -> str:
+        if page.key not in self._words:
+            if len(self._words) >= 2000:
+                self._words.clear()
+            self._words[page.key] = spaced(f"{page.title}\n{page.text}")
+        return self._words[page.key]
 
     def _check_fact(self, draft: Draft, target: Page) -> Refusal | None:
         """Exactly one sentence of the target may hold the cues, and one fact of the form in it."""
@@ -133,10 +151,10 @@ class Admitter:
         """The quoted words may stand once on the seed page and on no other page."""
         if not draft.pieces:
             return None
-        if _occurrences(draft.pieces, seed.text) != 1:
+        if _occurrences(draft.pieces, self._words_of(seed)) != 1:
             return Refusal(reason="ambiguous_link", detail="not once on its page")
         for hit in self.index.search(" ".join(draft.pieces), LOOKALIKES):
-            if hit.key != seed.key and _occurrences(draft.pieces, hit.text):
+            if hit.key != seed.key and _occurrences(draft.pieces, spaced(hit.text)):
                 return Refusal(reason="ambiguous_link", detail=hit.key)
         return None
 
@@ -149,7 +167,7 @@ class Admitter:
         shown = (await self.tools.call(first.tool, first.arguments, forbidden)).text
         if second.arguments["url"] not in (found[2] for found in _LINK.finditer(shown)):
             return "the seed's view does not show the link"
-        if draft.pieces and not _occurrences(draft.pieces, _LINK.sub(r"\1", shown)):
+        if draft.pieces and not _occurrences(draft.pieces, spaced(_LINK.sub(r"\1", shown))):
             return "the seed's view does not show the quoted words"
         shown = (await self.tools.call(second.tool, second.arguments, forbidden)).text
         evidence = _plain(target.text[draft.evidence_start : draft.evidence_end])
@@ -187,19 +205,14 @@ def forbidden_of(draft: Draft, seed: Page, target: Page) -> tuple[str, ...]:
     return tuple(gram for gram in ngrams(draft.question) if not any(f" {gram} " in text for text in own))
 
 
-def check_seed(draft: Draft, seed: Page) -> Refusal | None:
-    """The answer must not stand on the seed page, nor in the question: either would save the second hop."""
-    if holds_answer(draft, draft.question):
-        return Refusal(reason="answer_in_question", detail=draft.answer)
-    if holds_answer(draft, f"{seed.title}\n{seed.text}"):
-        return Refusal(reason="answer_on_seed", detail=draft.answer)
-    return None
+def holds_answer(draft: Draft, words: str) -> bool:
+    """Whether any accepted form of the answer stands in `words` (of `spaced`)."""
+    return any(spaced(form) in words for form in (draft.answer, *draft.aliases))
 
 
-def holds_answer(draft: Draft, text: str) -> bool:
-    """Whether any accepted form of the answer stands in `text` as whole words."""
-    words = f" {' '.join(normalised_words(text))} "
-    return any(f" {' '.join(normalised_words(form))} " in words for form in (draft.answer, *draft.aliases))
+def spaced(text: str) -> str:
+    """Normalised words between single spaces, one at each end, so that `in` compares whole words."""
+    return f" {' '.join(normalised_words(text))} "
 
 
 def _facts(draft: Draft, text: str, span: Span) -> int:
@@ -208,11 +221,11 @@ def _facts(draft: Draft, text: str, span: Span) -> int:
 
 
 def _occurrences(pieces: Sequence[str], text: str) -> int:
-    """How often the pieces follow each other in `text` with only a few words between them."""
+    """How often the pieces follow each other in normalised `text` with only a few words between them."""
     gap = r"\W+(?:\w+\W+){0,12}?"
     runs = [r"\W+".join(map(re.escape, normalised_words(piece))) for piece in pieces]
     pattern = gap.join(run for run in runs if run)
-    return len(re.findall(rf"\b{pattern}\b", " ".join(normalised_words(text)))) if pattern else 0
+    return len(re.findall(rf"\b{pattern}\b", text)) if pattern else 0
 
 
 def shown_address(url: str) -> str:

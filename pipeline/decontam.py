@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 _WORD = re.compile(r"\w+")
+_MARKS = re.compile(r"[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]")
 NGRAM = 13
 """Words in a run. 13 is the common choice (GPT-3, arXiv 2005.14165, appendix C)."""
 LEAST_WORDS = 8
@@ -29,7 +30,9 @@ class Match:
 
 def normalised_words(text: str) -> list[str]:
     """Words as they are compared: NFKC, case folded, punctuation and accents gone."""
-    return [word for word, _, _ in _located(text)]
+    if not text.isascii():
+        text = _MARKS.sub("", unicodedata.normalize("NFKD", text))
+    return [word for word in _WORD.findall(text.casefold()) if word.strip("_")]
 
 
 def ngrams(text: str, size: int = NGRAM) -> tuple[str, ...]:
@@ -68,10 +71,6 @@ def _widened(candidate: str, located: list[tuple[str, int, int]], other: list[st
 
 
 def _located(text: str) -> list[tuple[str, int, int]]:
-    found = []
-    for match in _WORD.finditer(text):
-        folded = unicodedata.normalize("NFKD", match.group()).casefold()
-        word = "".join(character for character in folded if not unicodedata.combining(character))
-        if word.strip("_"):
-            found.append((word, match.start(), match.end()))
-    return found
+    return [
+        (word, match.start(), match.end()) for match in _WORD.finditer(text) for word in normalised_words(match.group())
+    ]
