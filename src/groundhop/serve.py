@@ -243,7 +243,7 @@ def environment_of(number: int, config: ServeConfig, device: Device, token: str 
     if device == "cpu":
         cores = cores_of(number, config.replicas, sorted(os.sched_getaffinity(0)))
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        environment["OMP_NUM_THREADS"] = str(len(cores))
+        environment["OMP_NUM_THREADS"] = str(threads_of(len(cores), os.environ.get("OMP_NUM_THREADS")))
         environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     elif gpus := _gpus():
         first = number * config.tensor_parallel
@@ -255,6 +255,11 @@ def cores_of(number: int, replicas: int, cores: Sequence[int]) -> list[int]:
     """The share of `cores` that replica `number` gets: disjoint where there are enough, at least one."""
     low, high = number * len(cores) // replicas, (number + 1) * len(cores) // replicas
     return list(cores[low:high]) or [cores[number % len(cores)]]
+
+
+def threads_of(cores: int, wished: str | None) -> int:
+    """Threads of a replica: one a core, fewer where the environment's OMP_NUM_THREADS says so."""
+    return min(cores, int(wished)) if wished is not None and wished.isdigit() and int(wished) > 0 else cores
 
 
 def tail(path: Path, lines: int = TAIL_LINES) -> str:
