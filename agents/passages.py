@@ -4,6 +4,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 # A sentence ends at . ! ? (and closing quotes) before white space, at CJK full stops, and at a line's end.
@@ -110,24 +111,41 @@ def terms(text: str) -> list[str]:
     return [word for word in words if word not in _STOP_WORDS] or words
 
 
-def scores(text: str, spans: Sequence[Span], query: str) -> list[float]:
+class Cut(NamedTuple):
+    """A text's passages and the words of each."""
+
+    spans: list[Span]
+    counts: list[Counter[str]]
+
+
+@lru_cache(maxsize=128)
+def cut(text: str, words: int) -> Cut:
+    """`passages` with their words; remembered, since the rollouts of one question visit the same pages."""
+    spans = passages(text, words)
+    return Cut(spans, counts_of(text, spans))
+
+
+def counts_of(text: str, spans: Sequence[Span]) -> list[Counter[str]]:
+    """How often each word, plurals folded, stands in each span."""
+    return [Counter(_stem(word) for word in terms(text[s.start : s.end])) for s in spans]
+
+
+def scores(counts: Sequence[Counter[str]], query: str) -> list[float]:
     """BM25 of each span for `query`, as if the spans were the whole collection."""
-    counts = [Counter(_stem(w) for w in terms(text[s.start : s.end])) for s in spans]
     lengths = [sum(c.values()) for c in counts]
     mean = sum(lengths) / max(1, len(lengths)) or 1.0
     wanted = sorted({_stem(word) for word in terms(query)})
     held = {word: sum(word in c for c in counts) for word in wanted}
-    weight = {word: math.log(1 + (len(spans) - n + 0.5) / (n + 0.5)) for word, n in held.items()}
+    weight = {word: math.log(1 + (len(counts) - n + 0.5) / (n + 0.5)) for word, n in held.items()}
     return [
         sum(weight[w] * c[w] * (_K1 + 1) / (c[w] + _K1 * (1 - _B + _B * length / mean)) for w in wanted if c[w])
         for c, length in zip(counts, lengths, strict=True)
     ]
 
 
-def best_first(text: str, spans: Sequence[Span], query: str) -> list[int]:
-    """Indices of `spans`, the best for `query` first; equal ones in the order of the text."""
-    got = scores(text, spans, query)
-    return sorted(range(len(spans)), key=lambda i: (-round(got[i], 9), i))
+def best_first(got: Sequence[float]) -> list[int]:
+    """Indices by score, the best first; equal ones in the order of the text."""
+    return sorted(range(len(got)), key=lambda i: (-round(got[i], 9), i))
 
 
 def _stem(word: str) -> str:

@@ -3,13 +3,13 @@
 import asyncio
 import hashlib
 import time
+from functools import lru_cache
 from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
 
 from groundhop.agents.index import LocalIndex
-from groundhop.records import Page
 
 Request = dict[str, Any]
 
@@ -110,6 +110,7 @@ class LocalProvider:
     def __init__(self, index: LocalIndex) -> None:
         self._index = index
         self.version = index.version
+        self._page = lru_cache(maxsize=256)(self._read)
 
     async def fetch(self, request: Request) -> Fetched:
         """Answer from disk; never fails for the network's reasons."""
@@ -126,8 +127,7 @@ class LocalProvider:
             hits = self._index.search(request["query"], request["count"])
             results = tuple(Found(rank=h.rank, url=h.url, key=h.key, title=h.title, snippets=(h.text,)) for h in hits)
         else:
-            stored = self._index.page(request["url"])
-            page = None if stored is None else self._page_text(stored)
+            page = self._page(request["url"])
         return Fetched(
             provider=self.name,
             version=self.version,
@@ -139,7 +139,10 @@ class LocalProvider:
             page=page,
         )
 
-    def _page_text(self, page: Page) -> PageText:
+    def _read(self, url: str) -> PageText | None:
+        page = self._index.page(url)
+        if page is None:
+            return None
         inside = [link for link in page.links if link.main and link.start is not None and link.end is not None]
         known = self._index.known(sorted({link.key for link in inside if link.key != page.key}))
         links = tuple(TextLink(start=a.start or 0, end=a.end or 0, url=a.url) for a in inside if a.key in known)

@@ -5,7 +5,8 @@ template's text between that turn and the next (TRL issues 5144 and 5224 show wh
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,14 @@ class TemplateCodec:
         """The tokenizer's added tokens, longest first: text of others must never hold one."""
         specials = set(self._tokenizer.all_special_tokens) - set(_CALL_TAGS)
         self._dropped = frozenset(added[t] for t in specials if t in added)
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        # The wrapper around the Rust tokenizer costs more than the tokenizer.
+        self._encode: Callable[[str], list[int]] = (
+            (lambda text: self._tokenizer.encode(text, add_special_tokens=False))
+            if backend is None
+            else (lambda text: list(backend.encode(text, add_special_tokens=False).ids))
+        )
+        self._count = lru_cache(maxsize=20_000)(lambda text: len(self._encode(text)))
         self._closing = self._encode(self._after_mark([], generation=False))
         if not self._closing:
             raise ConfigError(f"the chat template in {model_folder} does not end an assistant turn")
@@ -46,8 +55,8 @@ class TemplateCodec:
         return self._closing[0]
 
     def count(self, text: str) -> int:
-        """Tokens of a plain text."""
-        return len(self._encode(text))
+        """Tokens of a plain text. Remembered: rollouts of one question see the same results."""
+        return self._count(text)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
         """Ids of the first messages and of the opening of the assistant's turn."""
@@ -87,7 +96,3 @@ class TemplateCodec:
             logger.warning("a %s message held a control token", message["role"])
             return {**message, "content": defang(content, self.control_tokens)}
         return message
-
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        return ids

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from groundhop.agents.passages import Span, best_first, passages, scores, sentences
+from groundhop.agents.passages import Cut, Span, best_first, counts_of, cut, scores, sentences
 from groundhop.agents.providers import Found, PageText
 from groundhop.agents.untrusted import one_line
 
@@ -92,7 +92,7 @@ def best_sentences(text: str, query: str, tokens: int, count: Callable[[str], in
     if count(text) <= tokens:
         return text
     spans = sentences(text)
-    first = last = best_first(text, spans, query)[0]
+    first = last = best_first(scores(counts_of(text, spans), query))[0]
     if count(_run(text, spans, first, last)) > tokens:
         return fit(_run(text, spans, first, last), tokens, count)
     grown = True
@@ -110,8 +110,9 @@ def show_page(page: PageText, find: str, sight: Sight) -> str:
 
     Without `find`, or where nothing fits, the beginning.
     """
-    spans = passages(page.text, max(20, sight.passage_words // 2))
-    order, note = _order(page.text, spans, find)
+    whole = cut(page.text, max(20, sight.passage_words // 2))
+    spans = whole.spans
+    order, note = _order(whole, find)
     title = sight.defang(one_line(page.title)) + (f"\n{note}" if note else "")
     left = sight.visit_tokens - sight.count(title + "\n") - 2 * sight.count(CUT)
     shown: dict[int, str] = {}
@@ -130,12 +131,13 @@ def show_page(page: PageText, find: str, sight: Sight) -> str:
     return text if sight.count(text) <= sight.visit_tokens else fit(text, sight.visit_tokens, sight.count)
 
 
-def _order(text: str, spans: Sequence[Span], find: str) -> tuple[list[int], str]:
+def _order(whole: Cut, find: str) -> tuple[list[int], str]:
+    natural = list(range(len(whole.spans)))
     if not find.strip():
-        return list(range(len(spans))), ""
-    got = scores(text, spans, find)
-    order = [i for i in best_first(text, spans, find) if got[i] > 0]
-    return (order, "") if order else (list(range(len(spans))), "(nothing here fits `find`; the page begins:)")
+        return natural, ""
+    got = scores(whole.counts, find)
+    order = [i for i in best_first(got) if got[i] > 0]
+    return (order, "") if order else (natural, "(nothing here fits `find`; the page begins:)")
 
 
 def _in_order(shown: dict[int, str], total: int) -> str:
