@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from groundhop import jsonl
 from groundhop.config import PagesConfig
+from groundhop.pipeline.crawl import WARC, crawl, crawl_failures
 from groundhop.pipeline.encoding import decode
 from groundhop.pipeline.extract import extract
 from groundhop.pipeline.robots import opt_outs
@@ -139,27 +140,33 @@ def run(config: PagesConfig, folder: StageFolder, *, seed: int = 0) -> None:
     """
     if folder.done:
         return
-    warcs = list(config.warc)
-    if config.crawl:
-        from groundhop.pipeline.crawl import crawl
-
-        warcs.append(crawl(config, folder.path / "crawl"))
     ledger = folder.path / LEDGER_FILE
-    _extract_all(config, warcs, ledger)
+    fetched = folder.path / "crawl"
+    # Once extraction began, the order of its items must stay: what a crawl missed is left to another run.
+    if config.crawl and not ledger.exists():
+        crawl(config, fetched, seed=seed)
+    _extract_all(config, fetched, ledger)
     counts = _merge(folder, ledger)
     folder.finish(counts)
     ledger.unlink()
 
 
-def _extract_all(config: PagesConfig, warcs: Iterable[Path], ledger: Path) -> None:
+def _sources(config: PagesConfig, fetched: Path) -> Iterator[Stored | Damaged]:
+    """All items in their order: WARC files, JSONL files, crawl."""
+    for path in config.warc:
+        yield from read_warc(path, config.max_bytes)
+    for path in config.jsonl:
+        yield from read_jsonl(path)
+    if config.crawl:
+        yield from read_warc(fetched / WARC, config.max_bytes)
+        yield from (Damaged(row.url, row.reason or "", row.detail) for row in crawl_failures(fetched))
+
+
+def _extract_all(config: PagesConfig, fetched: Path, ledger: Path) -> None:
     with jsonl.Appender(ledger) as out:
         before = sum(1 for _ in jsonl.read(ledger, msgspec.Raw))
-        sources = chain(
-            chain.from_iterable(read_warc(path, config.max_bytes) for path in warcs),
-            chain.from_iterable(read_jsonl(path) for path in config.jsonl),
-        )
         settings = _Settings(config.max_bytes, config.min_chars, config.respect_opt_outs, config.user_agent)
-        work = ((item, settings) for item in islice(sources, before, None))
+        work = ((item, settings) for item in islice(_sources(config, fetched), before, None))
         dropped = 0
         with progress("pages", None, done=before) as shown:
             for (item, _), row in spread(_outcome, work, workers=config.workers):
@@ -263,7 +270,7 @@ def _survey(ledger: Path) -> tuple[list[_Candidate], list[Drop], dict[str, str]]
                 candidates.append(_Candidate(row.page.key, trusted_canonical(row.page), told, offset))
             elif row.failure is not None:
                 drops.append(Drop(row.failure.item, row.failure.reason, row.failure.detail))
-                if row.failure.reason == "redirect":
+                if row.failure.reason == "redirect" and url_key(row.failure.item) != url_key(row.failure.detail):
                     aliases.setdefault(url_key(row.failure.item), url_key(row.failure.detail))
             offset += len(line)
     return candidates, drops, aliases

@@ -3,7 +3,9 @@
 import re
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
+from urllib.parse import urlsplit
 
+import msgspec
 from protego import Protego
 
 MAX_ROBOTS_BYTES = 500 * 1024
@@ -76,6 +78,33 @@ def opt_outs(headers: Iterable[tuple[str, str]], metas: Iterable[tuple[str, str]
         elif name == "tdm-reservation" and value.strip() == "1":
             found.add("tdm-reservation")
     return tuple(sorted(found))
+
+
+def tdm_reserved(body: bytes) -> tuple[tuple[str, bool], ...]:
+    """The rules of a `/.well-known/tdmrep.json`: path pattern, and whether rights are reserved; empty if unreadable.
+
+    Format: TDM Reservation Protocol, W3C community group report, section 6.1.
+    """
+    try:
+        rules = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ()
+    found: list[tuple[str, bool]] = []
+    for rule in rules if isinstance(rules, list) else []:
+        if isinstance(rule, dict) and isinstance(rule.get("location"), str):
+            found.append((rule["location"], rule.get("tdm-reservation") in (1, "1")))
+    return tuple(found)
+
+
+def reserves(rules: Iterable[tuple[str, bool]], url: str) -> bool:
+    """Whether the first rule that matches the path of `url` reserves its rights. Patterns are those of robots files."""
+    parts = urlsplit(url)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    for pattern, reserved in rules:
+        body = ".*".join(map(re.escape, pattern.removesuffix("$").split("*")))
+        if re.match(body + ("$" if pattern.endswith("$") else ""), path):
+            return reserved
+    return False
 
 
 def _directives(value: str, token: str) -> set[str]:

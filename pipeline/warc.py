@@ -7,6 +7,7 @@ that was cut off is reported, and a file packed as one single member is read to 
 import io
 import os
 import tempfile
+import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -104,7 +105,8 @@ class WarcAppender:
     `size` is where the last record that is known to be whole ends; a writer that was killed may have left more.
     """
 
-    def __init__(self, path: Path, size: int, software: str) -> None:
+    def __init__(self, path: Path, size: int, created: str, about: Mapping[str, str]) -> None:
+        """Open `path`. A new file begins with a warcinfo record of `about`, made at `created` (ISO 8601, UTC)."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._file = path.open("r+b" if path.exists() else "w+b")
@@ -112,15 +114,18 @@ class WarcAppender:
         self._file.seek(size)
         self._writer = WARCWriter(self._file, gzip=True)
         if size == 0:
-            self._writer.write_record(
-                self._writer.create_warcinfo_record(path.name, {"software": software, "format": "WARC File Format 1.0"})
-            )
+            info = self._writer.create_warcinfo_record(path.name, {"format": "WARC File Format 1.0", **about})
+            info.rec_headers.replace_header("WARC-Date", created)
+            info.rec_headers.replace_header("WARC-Record-ID", _record_id(path.name, created))
+            self._writer.write_record(info)
 
     def append(self, stored: Stored, date: str) -> WarcPointer:
         """Write one response with its decoded body, and return where it lies. `date` is in ISO 8601, UTC."""
         start = self._file.tell()
         named = {"X-Licence": stored.licence, "X-Source": stored.source}
-        about = {"WARC-Date": date} | {name: value for name, value in named.items() if value is not None}
+        about = {"WARC-Date": date, "WARC-Record-ID": _record_id(stored.url, date)} | {
+            name: value for name, value in named.items() if value is not None
+        }
         kept = [(name, value) for name, value in stored.headers if name.lower() not in _FRAMING]
         http = StatusAndHeaders(
             f"{stored.status} OK", [*kept, ("Content-Length", str(len(stored.body)))], protocol="HTTP/1.1"
@@ -132,10 +137,20 @@ class WarcAppender:
         self._file.flush()
         return WarcPointer(file=str(self.path), offset=start, length=self._file.tell() - start)
 
+    @property
+    def size(self) -> int:
+        """Bytes written so far, whole records all."""
+        return self._file.tell()
+
     def close(self) -> None:
         """Flush to the disk and close."""
         os.fsync(self._file.fileno())
         self._file.close()
+
+
+def _record_id(name: str, date: str) -> str:
+    """A record's name made from what it holds, so that the same records give the same bytes."""
+    return f"<urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'{date} {name}')}>"
 
 
 @dataclass(frozen=True, slots=True)
