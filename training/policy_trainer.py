@@ -5,10 +5,10 @@ where rollouts come from, which are left out, how they are cut into micro-batche
 One process only: ranks could differ in how many micro-batches they have.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -18,8 +18,8 @@ from groundhop.training.collect import Collected
 from groundhop.training.groups import Try
 from groundhop.training.heads import log_probs_at
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # TRL names vLLM versions that it knows; it does not talk to vLLM here
+# TRL imports all of vLLM (half a minute of a core, half a gigabyte) for a client that is not used here.
+with mock.patch("trl.import_utils.is_vllm_available", return_value=False):
     from trl import GRPOConfig, GRPOTrainer
 
 __all__ = ["GRPOConfig", "PolicyTrainer", "StepStatistics", "known_reward", "micro_batches"]
