@@ -46,6 +46,9 @@ class TemplateCodec:
         )
         self._count = lru_cache(maxsize=20_000)(lambda text: len(self._encode(text)))
         self._closing = self._encode(self._after_mark([], generation=False))
+        opening = self._after_mark([{"role": "user", "content": "?"}], generation=True)
+        self.opens_reasoning = opening.rstrip().endswith("<think>")
+        """Whether the template begins the assistant's turn inside reasoning, which the sampled text then only closes."""
         if not self._closing:
             raise ConfigError(f"the chat template in {model_folder} does not end an assistant turn")
 

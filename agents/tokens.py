@@ -150,7 +150,8 @@ class TokenSession:
         self._ended = bool(sampled) and sampled[-1] == self._model.codec.end_of_turn
         self._turns += 1
         finish = choice.finish_reason or "stop"
-        turn = read_turn(self._model.codec.text(sampled), finish)
+        text = self._model.codec.text(sampled)
+        turn = read_turn(f"<think>{text}" if self._model.codec.opens_reasoning else text, finish)
         return reply_of(
             turn, f"call_{self._turns}", cut=finish == "length", prompt_tokens=sent, completion_tokens=len(sampled)
         )

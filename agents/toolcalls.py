@@ -4,6 +4,16 @@
     {"name": "search", "arguments": {"queries": ["..."]}}
     </tool_call>
 
+or, as Qwen3-Coder and Nemotron 3 write them:
+
+    <tool_call>
+    <function=search>
+    <parameter=queries>
+    ["..."]
+    </parameter>
+    </function>
+    </tool_call>
+
 A call ends where its JSON ends, not at the next `</tool_call>`: a query may quote that tag. What stands in closed
 reasoning (`<think>...</think>`) is never executed. Reasoning that is never closed is no answer, but a call in it is
 a call: reasoning models that go straight to a tool often leave out the end tag.
@@ -19,6 +29,10 @@ from groundhop.errors import MalformedCallError
 
 _CLOSE = "</tool_call>"
 _TAG = re.compile(r"<tool_call>|<(?P<slash>/?)(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
+_FUNCTION = re.compile(
+    r"\s*<function=(?P<name>[^>\n]*)>(?P<body>.*?)</function>(?=\s*(?:</tool_call>|<tool_call>|$))", re.DOTALL
+)
+_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|$))", re.DOTALL)
 _FENCE = re.compile(r"\s*```(?:json)?\s*", re.IGNORECASE)
 _SPACE = re.compile(r"\s*")
 
@@ -133,6 +147,8 @@ def _end_of_unreadable(text: str, start: int) -> int:
 
 
 def _calls_at(text: str, start: int, finish_reason: str) -> tuple[list[ParsedCall], int]:
+    if text.startswith("<function", _skip_space(text, start)):
+        return _function_at(text, start, finish_reason)
     fence = _FENCE.match(text, start)
     body = fence.end() if fence else _skip_space(text, start)
     value, end = _raw_decode(text, body, finish_reason)
@@ -147,6 +163,30 @@ def _calls_at(text: str, start: int, finish_reason: str) -> tuple[list[ParsedCal
         raise MalformedCallError(f"need </tool_call> after the call's JSON, got {text[after : after + 20]!r}")
     items = value if isinstance(value, list) and value else [value]
     return [_call_of(item) for item in items], end
+
+
+def _function_at(text: str, start: int, finish_reason: str) -> tuple[list[ParsedCall], int]:
+    match = _FUNCTION.match(text, start)
+    if match is None:
+        raise MalformedCallError(
+            "the call was cut off" if finish_reason == "length" else "the call has no </function> at its end"
+        )
+    after = _skip_space(text, match.end())
+    if not text.startswith(_CLOSE, after) and finish_reason == "length":
+        raise MalformedCallError("the call was cut off before its </tool_call>")
+    arguments = {name.strip(): _parameter(value) for name, value in _PARAMETER.findall(match["body"].strip())}
+    end = after + len(_CLOSE) if text.startswith(_CLOSE, after) else match.end()
+    return [_call_of({"name": match["name"], "arguments": arguments})], end
+
+
+def _parameter(text: str) -> object:
+    """Lists and objects are JSON in this form; all else is the text itself, which needs no quotes."""
+    if text.lstrip().startswith(("[", "{")):
+        try:
+            return _decode(text)
+        except MalformedCallError:
+            return text
+    return text
 
 
 def _call_of(value: object) -> ParsedCall:

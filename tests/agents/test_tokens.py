@@ -264,6 +264,27 @@ def test_a_prompt_that_is_too_long_for_the_server_is_no_server_error(
     assert len(local.seen) == 1
 
 
+def test_reasoning_that_the_template_opens_is_no_answer_when_it_never_ends(
+    tmp_path: Path, serve: Callable[..., Any], reply_with: Callable[..., Any]
+) -> None:
+    thinking = chat_template().replace(
+        "'<|im_start|>assistant\\n' -}}{%- endif -%}", "'<|im_start|>assistant\\n<think>\\n' -}}{%- endif -%}"
+    )
+    codec = TemplateCodec(save_tokenizer(tmp_path, thinking))
+    assert codec.opens_reasoning
+    local = serve(
+        [reply_with(choice(ids_of(codec, text))) for text in ("Exact Answer: x", "no</think>Exact Answer: y")]
+    )
+
+    async def two_turns() -> list[str]:
+        session = open_session(codec, local.url)
+        return [
+            (await session.reply(new, limit=99, tools=True)).content for new in ([], [{"role": "user", "content": "?"}])
+        ]
+
+    assert asyncio.run(two_turns()) == ["", "Exact Answer: y"]
+
+
 def test_a_model_without_a_template_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="chat template"):
         TemplateCodec(save_tokenizer(tmp_path, None))

@@ -135,3 +135,37 @@ def test_prose_before_reasoning_stays() -> None:
 def test_lone_surrogates_in_arguments_become_replacement_characters() -> None:
     (got,) = parse_calls('<tool_call>{"name": "search", "arguments": {"queries": ["\\ud800"]}}</tool_call>')
     assert got.arguments == {"queries": ["\ufffd"]}
+
+
+def tagged(*parameters: tuple[str, str], name: str = "search") -> str:
+    inside = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters)
+    return f"<tool_call>\n<function={name}>\n{inside}</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ('["a", "b"]', ["a", "b"]),
+        ("plain words", "plain words"),
+        ("two\nlines", "two\nlines"),
+        (
+            "quotes </parameter> and </function> and </tool_call> itself",
+            "quotes </parameter> and </function> and </tool_call> itself",
+        ),
+        ("[not json", "[not json"),
+        ("1904", "1904"),
+    ],
+)
+def test_calls_with_tagged_parameters_are_read(value: str, expected: object) -> None:
+    assert parse_calls("Well.\n" + tagged(("queries", value))) == [ParsedCall("search", {"queries": expected})]
+
+
+def test_tagged_calls_may_come_in_numbers_and_without_parameters() -> None:
+    text = tagged(("url", "u"), ("find", "x"), name="visit") + "\n" + tagged(name="search")
+    assert parse_calls(text) == [ParsedCall("visit", {"url": "u", "find": "x"}), ParsedCall("search", {})]
+
+
+@pytest.mark.parametrize("end", [20, 40, 60, 80])
+def test_a_tagged_call_that_was_cut_off_is_malformed(end: int) -> None:
+    with pytest.raises(MalformedCallError):
+        parse_calls(tagged(("queries", "a long query with many words in it"))[:end], "length")
