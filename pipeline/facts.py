@@ -39,13 +39,21 @@ _NUMBER = re.compile(
     r"(?<![\w$£€.,/#:-])(?P<n>\d{1,3}(?:,\d{3})+|\d{1,9})(?:\s(?P<scale>million|billion|thousand))?\s+(?P<noun>[a-z]{3,}s)\b(?!-)"
 )
 _PERCENT = re.compile(r"(?<![\w$£€.,/#:-])(?P<n>\d{1,3}(?:\.\d+)?)(?:\s?%|\spercent\b|\sper cent\b)")
-_CAPITAL_BEFORE = re.compile(r"(?<!^)\b[A-Z][\w.]*\s+$|\b(?:section|number|page|chapter|version|paragraph|[Nn]o\.)\s+$")
+_CAPITAL_BEFORE = re.compile(
+    r"(?<!^)\b[A-Z][\w.]*\s+$|\b(?:section|number|page|chapter|version|paragraph|article|model|resolution|law|act|order|rule|figure|table|step|"
+    r"phase|level|item|volume|issue|bill|amendment|title|part|room|route|flight|highway|class|type|[Nn]o\.)\s+$"
+)
 _DIGITS = re.compile(r"\d")
 _NAME = re.compile(
     r"(?<![\w.’'-])[A-Z][a-zà-ÿ]{2,}(?:\s+(?:(?:de|van|von|of|the|al)\s+)?(?:[A-Z]\.\s+)?[A-Z][a-zà-ÿ]{2,}){1,3}(?![\w’'-])"
 )
 # Plural-looking words after a number that are no countable noun.
-_NOT_NOUNS = frozenset("was his has this its thus perhaps towards across plus less versus always times".split())  # noqa: SIM905
+_NOT_NOUNS = frozenset(
+    """was his has this its thus perhaps towards across plus less versus always times contains describes defines says adds
+    provides specifies makes allows uses requires introduces replaces lists states gives calls sets shows becomes proposes
+    does goes covers includes begins ends needs means takes turns comes looks seems remains applies extends works
+    addresses discusses explains recommends deprecates changes removes details outlines""".split()  # noqa: SIM905
+)
 _MONTH_NUMBER = {name.casefold(): number for number, name in enumerate(MONTHS, start=1)}
 
 
