@@ -92,7 +92,7 @@ def resolve(base: str, reference: str) -> str | None:
     """
     text = _clean(reference)
     scheme = re.match(r"([a-z][a-z0-9+.-]*):", text, re.IGNORECASE | re.ASCII)
-    if scheme and scheme.group(1).lower() not in ("http", "https"):
+    if scheme and (scheme.group(1).lower() not in ("http", "https") or not text[scheme.end() :].strip("/\\")):
         return None
     head, mark, tail = _cut(text, "?#")
     try:

@@ -5,6 +5,7 @@ that was cut off is reported, and a file packed as one single member is read to 
 """
 
 import io
+import logging
 import os
 import tempfile
 import uuid
@@ -22,6 +23,9 @@ from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
 from groundhop.records import WarcPointer
+
+# It warns of each address with a space, which it mends.
+logging.getLogger("warcio").setLevel(logging.ERROR)
 
 _PIECE = 1 << 16
 _IN_MEMORY = 8 << 20
@@ -193,13 +197,17 @@ def _alone(pointer: WarcPointer, archive: Any) -> WarcPointer | None:
 def _parse(
     stream: IO[bytes], path: str, start: int, whole: bool, pointer_of: Callable[[Any], WarcPointer | None]
 ) -> Iterator[_Found | Damaged]:
-    archive = ArchiveIterator(stream, arc2warc=True)
+    archive, found = ArchiveIterator(stream, arc2warc=True), False
     try:
         for record in archive:
+            found = True
             yield _Found(record, partial(pointer_of, archive), whole, f"{path}:{start}")
     except (ArchiveLoadFailed, EOFError, ValueError) as error:
         if whole:
             yield Damaged(f"{path}:{start}", "damaged", str(error).strip() or type(error).__name__)
+        return
+    if whole and not found and stream.seek(0, os.SEEK_END) > 0:
+        yield Damaged(f"{path}:{start}", "damaged", "neither a WARC nor an ARC record")
 
 
 def _members(file: IO[bytes]) -> Iterator[tuple[int, int, IO[bytes], tuple[str, str] | None]]:
