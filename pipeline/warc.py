@@ -268,7 +268,9 @@ def _response(found: _Found, max_bytes: int) -> Stored | Damaged | None:
     """The answer that a record holds; None for one that is no HTTP answer, or that a cut member left incomplete."""
     record = found.record
     if record.http_headers is None:
-        return None
+        # The library takes any line of five words for an ARC header.
+        odd = not (record.rec_headers.get_header("Content-Length") or "0").isdigit()
+        return Damaged(found.where, "damaged", "neither a WARC nor an ARC record") if odd else None
     url = (record.rec_headers.get_header("WARC-Target-URI") or "").strip().strip("<>")
     item = url or found.where
     try:
