@@ -7,9 +7,9 @@ import shutil
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import datasets
 import torch
@@ -24,6 +24,7 @@ from groundhop.runs import StageFolder
 from groundhop.training.arguments import micro_batch_of, shared_arguments
 from groundhop.training.checkpoints import forget_after, last_complete, save_model, step_of
 from groundhop.training.collect import Collected, Plan, Solve, collect
+from groundhop.training.hotload.refit import RefitResult, Refitter
 from groundhop.training.policy_trainer import GRPOConfig as TrlConfig
 from groundhop.training.policy_trainer import PolicyTrainer, StepStatistics, known_reward
 
@@ -31,33 +32,6 @@ logger = logging.getLogger(__name__)
 
 ROLLOUTS = "rollouts.jsonl"
 STEPS = "steps.jsonl"
-
-
-class Refitted(Protocol):
-    """What a refit did (see `training.hotload.refit.RefitResult`)."""
-
-    @property
-    def version(self) -> str:
-        """The version that the servers hold now."""
-
-    @property
-    def changed(self) -> int:
-        """Weight elements whose BF16 bits differ from the version before."""
-
-    @property
-    def total(self) -> int:
-        """Weight elements of the model."""
-
-    @property
-    def bytes(self) -> int:
-        """Bytes sent."""
-
-
-class Refitter(Protocol):
-    """Puts weights into the running servers."""
-
-    async def refit(self, named: Iterable[tuple[str, torch.Tensor]]) -> Refitted:
-        """Bring every server to these weights. Raises: ServerError when one cannot be brought there."""
 
 
 class Loop:
@@ -75,7 +49,7 @@ class Loop:
         self._shown: Progress | None = None
         self._sampled_version = ""
         self._collected: Collected
-        self._refitted: Refitted
+        self._refitted: RefitResult
         self._rollout_s = self._refit_s = self._train_from = 0.0
 
     def collect(self, step: int) -> Collected:
@@ -254,7 +228,7 @@ def step_row(
     step: int,
     collected: Collected,
     statistics: StepStatistics,
-    refitted: Refitted,
+    refitted: RefitResult,
     sampled_version: str,
     logs: dict[str, float],
     seconds: tuple[float, float, float],

@@ -53,12 +53,18 @@ class MaskedTrainer(QuietTrainer, SFTTrainer):
 
 
 class StepLog(TrainerCallback):
-    """One progress line and one row of metrics an optimizer step."""
+    """Progress by micro-batch, and one row of metrics an optimizer step."""
 
     def __init__(self, folder: StageFolder, trainer: MaskedTrainer, total: int, done: int) -> None:
-        self._folder, self._trainer, self._total = folder, trainer, total
-        self._progress = Progress("sft", total, done)
+        self._folder, self._trainer = folder, trainer
+        self._micro = trainer.args.gradient_accumulation_steps
+        self._progress = Progress("sft: micro-batches", total * self._micro, done * self._micro)
         self._time, self._tokens = time.monotonic(), 0
+        self._notes: dict[str, object] = {}
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Called by the trainer after each micro-batch but the last of a step."""
+        self._progress.advance(1, self._notes)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
         """Called by the trainer after each optimizer step."""
@@ -69,7 +75,8 @@ class StepLog(TrainerCallback):
         self._time, self._tokens = now, tokens
         row = {"sft/loss": logs["loss"], "sft/grad_norm": logs.get("grad_norm"), "sft/lr": logs.get("learning_rate")}
         self._folder.log_metrics({"step": state.global_step, **row, "sft/tokens_per_s": round(rate, 1)})
-        self._progress.advance(1, {"loss": f"{logs['loss']:.3f}", "tokens/s": f"{rate:.0f}"})
+        self._notes = {"step": state.global_step, "loss": f"{logs['loss']:.3f}", "tokens/s": f"{rate:.0f}"}
+        self._progress.advance(1, self._notes)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Called by the trainer at its end."""

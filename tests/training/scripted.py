@@ -11,18 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from groundhop.records import Rollout, Task, TokenSpan, ToolCall, Verdict
+from groundhop.training.hotload.refit import RefitResult
 
 
 def task(name: str) -> Task:
     return Task(id=name, question="q", answer="a", kind="text", aliases=(), bucket="medium", passed=4, judged=8)
-
-
-@dataclass(frozen=True, slots=True)
-class Refit:
-    version: str
-    changed: int
-    total: int
-    bytes: int
 
 
 class Blank:
@@ -51,7 +44,7 @@ class Server:
     def version(self) -> str:
         return self.versions[-1] if self.versions else "start"
 
-    async def refit(self, named: Iterable[tuple[str, torch.Tensor]]) -> Refit:
+    async def refit(self, named: Iterable[tuple[str, torch.Tensor]]) -> RefitResult:
         changed = total = 0
         with torch.no_grad():
             for name, weight in named:
@@ -62,7 +55,7 @@ class Server:
             self.model.load_state_dict(self.weights, strict=False)
             self.model.tie_weights()
         self.versions.append(f"v{self.first + len(self.versions)}")
-        return Refit(self.version, changed, total, 2 * changed)
+        return RefitResult(self.version, changed, total, 2 * changed, seconds=0.0, digest="")
 
     @torch.no_grad()
     def log_probs(self, ids: list[int]) -> list[float]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from scripted import Agent, Refit, Server, rollout_of, task
+from scripted import Agent, Server, rollout_of, task
 
 from groundhop import jsonl
 from groundhop.config import GrpoConfig
@@ -15,6 +15,7 @@ from groundhop.errors import InputError, ServerError
 from groundhop.records import GrpoStep, Rollout, StepRollout, Task, TokenSpan, Verdict
 from groundhop.runs import StageFolder
 from groundhop.training import grpo
+from groundhop.training.hotload.refit import RefitResult
 from groundhop.training.policy_trainer import PolicyTrainer
 
 TASKS = [task(f"t{n}") for n in range(6)]
@@ -179,7 +180,7 @@ def test_a_step_without_a_signal_leaves_weights_and_optimizer_alone(tiny: Path, 
     kept: dict[str, Any] = {}
 
     class Watching(Server):
-        async def refit(self, named: Iterable[tuple[str, torch.Tensor]]) -> Refit:
+        async def refit(self, named: Iterable[tuple[str, torch.Tensor]]) -> RefitResult:
             kept["steps"] = [int(s["step"]) for s in kept["trainer"].optimizer.state.values()] if kept else []
             return await super().refit(named)
 
