@@ -38,7 +38,7 @@ class Outcome(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What became of one hop: a line of the ledger that a killed run goes on from."""
 
     hop: str
-    question: Question | None = None
+    questions: tuple[Question, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     tokens: int = 0
 
@@ -89,25 +89,30 @@ class Workshop:
     admitter: Admitter
     pages: dict[str, Page]
     seed: int
+    per_hop: int
 
     async def work(self, hop: Hop) -> Outcome:
-        """The first admitted draft of a hop as a question, and what was refused before. Raises: ServerError."""
+        """Up to `per_hop` admitted drafts of a hop, one a fact, and what was refused before. Raises: ServerError."""
         name = hop_id(hop)
         seed_page, target_page = self.pages[hop.seed], self.pages[hop.target]
         written = await self.writer.write(hop, seed_page, target_page, Random(f"{self.seed} {name}"))
         refusals = list(written.refusals)
-        given_away: set[int] = set()
+        questions: list[Question] = []
+        settled: set[int] = set()
         for draft in written.drafts:
-            if draft.answer_start in given_away:
+            if draft.answer_start in settled:
                 continue
             got = await self.admitter.admit(draft, hop, seed_page, target_page)
             if isinstance(got, Admitted):
-                question = to_question(draft, hop, seed_page, target_page, got, self.writer.name)
-                return Outcome(hop=name, question=question, refusals=tuple(refusals), tokens=written.tokens)
+                questions.append(to_question(draft, hop, seed_page, target_page, got, self.writer.name))
+                settled.add(draft.answer_start)
+                if len(questions) == self.per_hop:
+                    break
+                continue
             refusals.append(got)
             if got.reason in ANSWER_REASONS:
-                given_away.add(draft.answer_start)
-        return Outcome(hop=name, refusals=tuple(refusals), tokens=written.tokens)
+                settled.add(draft.answer_start)
+        return Outcome(hop=name, questions=tuple(questions), refusals=tuple(refusals), tokens=written.tokens)
 
 
 def to_question(
@@ -186,7 +191,7 @@ def run(
     toolbox = make_toolbox(_local_only(search), index, None, count_tokens)
     cache = SentenceCache()
     admitter = Admitter(local, toolbox, local.page, config.top, cache)
-    workshop = Workshop(writer or make_writer(config, vocabulary, cache), admitter, stored, seed)
+    workshop = Workshop(writer or make_writer(config, vocabulary, cache), admitter, stored, seed, config.per_hop)
     asyncio.run(_work_through(workshop, usable, refused, config, folder))
 
 
@@ -218,12 +223,14 @@ async def _work_through(
             open_hops = [hop for hop in batch if not isinstance(quota.offer(hop), Closed)]
             outcomes = await _work_batch(workshop, open_hops, ledger, out, config.llm_concurrency)
             for hop in batch:
-                outcome, offer = outcomes.get(hop_id(hop)), quota.offer(hop)
-                failures += _failures(hop, outcome, offer)
+                outcome = outcomes.get(hop_id(hop))
+                failures += _failures(hop, outcome, quota.offer(hop))
                 tokens += outcome.tokens if outcome else 0
-                if outcome and outcome.question and not isinstance(offer, Closed):
-                    quota.take(hop, offer)
-                    questions.append(structs.replace(outcome.question, split=offer))
+                for question in outcome.questions if outcome else ():
+                    offer = quota.offer(hop)
+                    if not isinstance(offer, Closed):
+                        quota.take(hop, offer)
+                        questions.append(structs.replace(question, split=offer))
             shown.advance(len(batch), {"kept": len(questions)})
     jsonl.write(folder.path / "questions.jsonl", sorted(questions, key=lambda question: question.id))
     folder.fail_all(failures)

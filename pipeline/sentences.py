@@ -66,7 +66,7 @@ def is_prose(sentence: str, least: int = 6, most: int = 60) -> bool:
     # Code, tables and lists of names have few lower-case words or much punctuation.
     lower = sum(word[0].islower() for word in words)
     letters = sum(character.isalpha() or character.isspace() for character in sentence)
-    return lower >= 0.4 * len(words) and letters >= 0.8 * len(sentence) and "|" not in sentence
+    return lower >= 0.3 * len(words) and letters >= 0.8 * len(sentence) and "|" not in sentence
 
 
 def fold(word: str) -> str:

@@ -69,8 +69,10 @@ class QuestionsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Stop after so many questions were kept in each split."""
     heldout_share: Share = 0.3
     """Share of pages that serve held-out questions only."""
-    per_seed: Count = 2
-    per_target: Count = 3
+    per_hop: Count = 2
+    """At most so many questions, each on another fact, share one link."""
+    per_seed: Count = 4
+    per_target: Count = 4
     """At most so many questions share a seed or a target page."""
     same_host: bool = True
     """Whether hops inside one host count."""
