@@ -1,6 +1,7 @@
 """Start vLLM replicas of a policy, wait until they answer, and never leave one behind."""
 
 import contextlib
+import http.client
 import ipaddress
 import json
 import logging
@@ -17,8 +18,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
-
-import httpx
+from urllib.parse import urlsplit
 
 from groundhop import watchdog
 from groundhop.config import ServeConfig
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 MODEL_NAME = "policy"
 """The name under which every replica serves, whatever its weights."""
 SPOKEN_EVERY_S = 5.0
-POLL_S = 0.25
+POLL_S = 0.5
 GRACE_S = 5.0
 TAIL_LINES = 25
 
@@ -75,7 +75,7 @@ class Servers:
             with contextlib.ExitStack() as held:
                 for number, port in enumerate(_hold_ports(config, held)):
                     servers._replicas.append(_launch(number, port, model, config, device, token, log_folder))
-            servers._wait(config.ready_s)
+                servers._wait(config.ready_s)
         except BaseException:
             servers.stop()
             raise
@@ -162,10 +162,16 @@ def bearer(token: str | None) -> dict[str, str]:
 
 def is_healthy(url: str) -> bool:
     """Whether a server answers its health route."""
+    parts = urlsplit(url)
+    # Asked several times a second while the servers need every core to start, so nothing heavier than this.
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=5.0)
     try:
-        return httpx.get(f"{url}/health", timeout=2.0, trust_env=False).status_code == 200
-    except httpx.HTTPError:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
         return False
+    finally:
+        connection.close()
 
 
 def find_device(config: ServeConfig) -> Device:
@@ -273,7 +279,11 @@ def tail(path: Path, lines: int = TAIL_LINES) -> str:
 
 
 def _hold_ports(config: ServeConfig, held: contextlib.ExitStack) -> list[int]:
-    """Pick a port for each replica; each stays bound until all are picked, so that no two get the same."""
+    """Pick a port for each replica and keep it from others until `held` ends.
+
+    A socket that is bound and does not listen lets the server bind too (both allow reuse), but no outgoing connection and no
+    second run gets the port while the server is still importing.
+    """
     ports = []
     for number in range(config.replicas):
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET

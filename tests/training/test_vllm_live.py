@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 pytest.importorskip("vllm")
 
 CONFIG = ServeConfig(ready_s=600, device="cpu", kv_cache_bytes=64_000_000, max_num_seqs=8)
-FLIGHT = 600
+FLIGHT = 1500
 PARENT = """
 import sys, time
 from pathlib import Path
@@ -101,7 +101,7 @@ async def generate(url: str, tokens: int, prompt: list[int] | None = None) -> di
     """Greedy tokens with their log-probabilities and weight versions."""
     settings = {"temperature": 0.0, "max_tokens": tokens, "ignore_eos": True, "logprobs": 0}
     body = {"model": "policy", "token_ids": prompt or list(range(20, 60)), "sampling_params": settings}
-    async with httpx.AsyncClient(trust_env=False, timeout=120) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=500) as client:
         answer = await client.post(f"{url}/inference/v1/generate", json=body)
     return answer.raise_for_status().json()["choices"][0]
 
@@ -110,11 +110,11 @@ def test_new_weights_reach_a_running_server_bit_for_bit(pair: Pair) -> None:
     """A request in flight survives, its spans name both versions, and afterwards all equals a fresh server."""
 
     async def scenario() -> tuple[dict[str, Any], Any]:
+        named = parameters(pair.new_folder)
         refitter = make_refitter([pair.old], pair.folder / "deltas", pair.old_folder, first_version=7)
         flying = asyncio.create_task(generate(pair.old, FLIGHT))
-        while not await is_busy(pair.old):
-            await asyncio.sleep(0.05)
-        result = await refitter.refit(parameters(pair.new_folder).items())
+        await asyncio.wait([flying, asyncio.create_task(until_busy(pair.old))], return_when=asyncio.FIRST_COMPLETED)
+        result = await refitter.refit(named.items())
         return await flying, result
 
     before = checksums(pair.old)
@@ -133,11 +133,13 @@ def test_new_weights_reach_a_running_server_bit_for_bit(pair: Pair) -> None:
         assert ours["logprobs"] == theirs["logprobs"]
 
 
-async def is_busy(url: str) -> bool:
-    """Whether the server has a request running."""
-    async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
-        lines = (await client.get(f"{url}/metrics")).text.splitlines()
-    return any(line.startswith("vllm:num_requests_running") and float(line.split()[-1]) > 0 for line in lines)
+async def until_busy(url: str) -> None:
+    """Return when the server has a request running."""
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+        while True:
+            lines = (await client.get(f"{url}/metrics")).text.splitlines()
+            if any(line.startswith("vllm:num_requests_running") and float(line.split()[-1]) > 0 for line in lines):
+                return
 
 
 def test_a_server_on_another_base_is_healed_by_the_whole_checkpoint(pair: Pair) -> None:

@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 import torch
 import vllm.model_executor.layers.utils as vllm_layers
-from vllm.config import get_current_vllm_config
+from vllm.config import get_current_vllm_config_or_none
 from vllm.platforms import current_platform
 
 from groundhop.errors import GroundhopError
@@ -34,11 +34,17 @@ def _dispatch_and_keep(layer: torch.nn.Module, remove_weight: bool) -> None:
     """
     if layer.weight.is_meta or layer.weight.ndim != 2:
         _pack(layer, remove_weight)
-    elif get_current_vllm_config().model_config.enforce_eager:
+    elif layer in _packed or _is_eager():
         _pack(layer, False)
         _packed.add(layer)
     else:
         layer.cpu_linear = torch.nn.functional.linear
+
+
+def _is_eager() -> bool:
+    """Whether the model that is being loaded will not be compiled; reloads, where vLLM does not say, count as compiled."""
+    config = get_current_vllm_config_or_none()
+    return config is not None and bool(config.model_config.enforce_eager)
 
 
 if current_platform.is_cpu():
