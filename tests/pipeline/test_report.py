@@ -150,5 +150,5 @@ def test_chromium_shows_the_report(full: Path, tmp_path: Path) -> None:
     flags = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
     quiet = ("--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}")
     command = [chromium, *flags, *quiet, "--dump-dom", (full / "report.html").as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=400, check=True).stdout
     assert "<title>Groundhop: synthetic</title>" in dom and dom.count("<svg") >= 7 and dom.count('class="try ') == 12
