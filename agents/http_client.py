@@ -71,7 +71,7 @@ class ReplicaClient:
                     return response.content
                 last = f"{url} answered {response.status_code}: {response.text[:300]}"
                 wait = _raise_or_wait(response, last)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 last = f"{url}: {type(error).__name__} {error}"
             replica += 1
             # The other replicas are tried at once before anybody waits.

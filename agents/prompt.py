@@ -85,5 +85,6 @@ def _bare(value: str) -> str:
     return re.sub(r"^[\s*_`]+|[\s*_`]+$", "", value)
 
 
+@cache
 def _own(name: str) -> str:
     return files("groundhop.agents").joinpath("prompts", name).read_text(encoding="utf-8").strip()

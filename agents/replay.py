@@ -157,7 +157,10 @@ class ReplayProvider:
         return answer
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except sqlite3.Error as error:
+            raise ProviderError(f"the replay store failed: {error}") from error
 
 
 def _pack(answer: Fetched) -> bytes:

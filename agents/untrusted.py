@@ -12,6 +12,7 @@ _TAG_NAMES = (
 _TAGS = re.compile(rf"<(?=(?:/\s*)?(?:{_TAG_NAMES})\s*(?:[=>/:]|\s\w+\s*=))", re.IGNORECASE)
 _BRACKETS = re.compile(r"\[(?=/?(?:INST|TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS|SYSTEM_PROMPT)\])|<(?=<\s*/?SYS\s*>>)")
 # Joiners stay: several scripts are written with them.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _INVISIBLE = re.compile(
     "[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
@@ -35,7 +36,7 @@ def defang(text: str, tokens: Iterable[str] = ()) -> str:
 
 def without_surrogates(text: str) -> str:
     """Replace lone surrogates, which JSON can carry and no encoder takes, by U+FFFD; pairs become their character."""
-    if not any("\ud800" <= c <= "\udfff" for c in text):
+    if text.isascii() or not _SURROGATE.search(text):
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 

@@ -128,7 +128,7 @@ class YouProvider:
             wait = 0.5 * 2**attempt
             try:
                 response = await self._open().request(method, self._url + path, **parts)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 last = f"{path}: {type(error).__name__} {error}"
             else:
                 last = f"{path} answered {response.status_code}: {response.text[:200]}"
