@@ -30,6 +30,11 @@ _DATE = re.compile(
     rf"|(?P<d2>\d{{1,2}})(?:st|nd|rd|th)?\s+(?P<m2>{_MONTH}),?\s+(?P<y2>[12]\d{{3}})"
     r"|(?P<y3>[12]\d{3})-(?P<m3>[01]\d)-(?P<d3>[0-3]\d))\b"
 )
+_DAY = re.compile(rf"\b(?:(?:{_MONTH})\s+\d{{1,2}}(?!\d)|\d{{1,2}}(?:st|nd|rd|th)?\s+(?:of\s+)?(?:{_MONTH})\b)")
+_CITATION = re.compile(
+    r"\b(?:archived|retrieved|accessed|last (?:updated|modified|edited|reviewed)|issued from)\b", re.IGNORECASE
+)
+"""Dates in references and footers are of the page's making, not of its subject."""
 _YEAR = re.compile(r"(?<![\w$£€.,/#:-])(?:1[5-9]\d\d|20[0-4]\d)(?![\w%]|[.,/:]\d|[-–—/]\d)")
 _YEAR_BEFORE = re.compile(
     rf"(?:\b(?:in|since|until|till|by|during|of|from|after|before|early|late|mid|year|around|about|{_MONTH})|\()\s*$",
@@ -79,7 +84,7 @@ class Fact:
 def facts_in(text: str, sentence: Span, forms: Sequence[Form], longest: int = 40) -> list[Fact]:
     """Facts of these forms in one sentence of prose. A form that the sentence holds twice gives none: it would be ambiguous."""
     words = text[sentence.start : sentence.end]
-    if not ("name" in forms or _DIGITS.search(words)) or not is_prose(words, most=longest):
+    if not ("name" in forms or _DIGITS.search(words)) or not is_prose(words, most=longest) or _CITATION.search(words):
         return []
     found = [
         *_dates(words, sentence),
@@ -95,7 +100,7 @@ def same_form(text: str, sentence: Span, form: Form, noun: str = "") -> int:
     words = text[sentence.start : sentence.end]
     match form:
         case "date":
-            return len(list(_DATE.finditer(words)))
+            return max(len(list(_DATE.finditer(words))), len(_DAY.findall(words)))
         case "year":
             return len(re.findall(r"(?<!\d)[12]\d{3}(?!\d)", words))
         case "number":
@@ -109,7 +114,7 @@ def same_form(text: str, sentence: Span, form: Form, noun: str = "") -> int:
 def _dates(words: str, sentence: Span) -> Iterator[Fact]:
     dates = list(_DATE.finditer(words))
     years = re.findall(r"(?<!\d)[12]\d{3}(?!\d)", words)
-    if len(dates) == 1 and len(years) == 1:
+    if len(dates) == 1 and len(years) == 1 and len(_DAY.findall(words)) <= 1:
         yield from _full_date(dates[0], sentence)
     elif not dates and len(years) == 1:
         for found in _YEAR.finditer(words):

@@ -10,6 +10,7 @@ from groundhop.records import Hop
 BLANK = "____"
 _ENDS_CLAUSE = re.compile(r"[,;:—–)]$")
 _TITLE_TAIL = re.compile(r"\s+[-–|·•:]\s+[^-–|·•]+$")
+_TELLS = re.compile(r"^(?![’'‘]s\b)\W*\w")
 _EDGE = " \t\"'“”‘’.,;:!?()[]…—–-*"
 
 
@@ -46,7 +47,8 @@ def link_phrase(text: str, hop: Hop, title: str, most: int = 30) -> Phrase | Non
     before = re.sub(r"[\w’'-]+$", "", before)
     left, right, cut_left, cut_right = _window(before.split(), after.split(), most)
     pieces = tuple(piece for piece in (" ".join(left), " ".join(right)) if piece.strip(_EDGE))
-    words = [*left, *right]
+    # What the blank leaves over (`,` or `'s`) is no word to search for.
+    words = [*left, *(word for word in right[:1] if _TELLS.search(word)), *right[1:]]
     queries = tuple(dict.fromkeys(" ".join(run).strip(_EDGE) for run in (words[:QUERY_WORDS], words)))
     if len(set(words_of(queries[0])) - STOP_WORDS) < LEAST_TELLING:
         return None

@@ -49,7 +49,7 @@ class PagesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class GraphConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[graph]`: ranks, and the band of middling popularity that seeds come from."""
 
-    band: tuple[Share, Share] = (0.10, 0.80)
+    band: tuple[Share, Share] = (0.05, 0.95)
     """Rank percentiles among pages that have links: 0 is the most popular page."""
     min_words: Whole = 60
     """Pages with fewer words of main text are `thin`."""

@@ -49,6 +49,8 @@ def test_one_clear_fact_is_found(sentence: str, expected: list[tuple[str, str]])
         "The board used model 1902 for all of its lamps.",
         "The board bought a pier that was 12.1902 miles long.",
         "The board met on February 45, 1902 in the old hall.",
+        "The board entered on January 23 and resigned on April 28, 1902 in protest.",
+        "Archived from the original of the board on May 27, 2013.",
     ],
 )
 def test_two_values_ranges_names_and_guessable_numbers_are_none(sentence: str) -> None:
