@@ -144,6 +144,12 @@ def _rollouts(run: Run, folder: StageFolder, host: "PolicyHost") -> None:
     policy = folder.name.split("-")[1]
     table = run.config.rollouts
     asked = _questions_of(run, "train")[: table.base_limit if policy == "base" else table.limit]
+    if not asked:
+        # Nothing to try needs no server: `rollouts.base_limit = 0` skips the untrained policy.
+        for name in ("rollouts.jsonl", "verdicts.jsonl"):
+            jsonl.write(folder.path / name, ())
+        folder.finish({"questions": 0, "rollouts": 0})
+        return
     rollouts.run(
         questions=asked,
         model=host.model(policy, run.config.agent.temperature, run.config.agent.top_p),
