@@ -195,16 +195,28 @@ def _unbrotli(wire: bytes, limit: int) -> bytes:
 def _unzstd(wire: bytes, limit: int) -> bytes:
     # The window is what a frame makes the reader allocate: 8 MiB is what browsers grant (RFC 9659).
     unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 23)
+    out = bytearray()
     try:
         with unpacker.stream_reader(io.BytesIO(wire), read_across_frames=True) as reader:
-            out = bytearray()
             while len(out) <= limit and (piece := reader.read(_PIECE)):
                 out += piece
+        if len(out) <= limit and not _ends_whole(unpacker, wire):
+            raise ValueError("the packed body ends early")
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from error
     if len(out) > limit:
         raise TooLargeError(f"more than {limit} bytes")
     return bytes(out)
+
+
+def _ends_whole(unpacker: zstandard.ZstdDecompressor, wire: bytes) -> bool:
+    """Whether the last frame is complete, which the bounded reader does not tell. Only for bodies known to be small."""
+    whole = True
+    while wire:
+        frame = unpacker.decompressobj()
+        frame.decompress(wire)
+        whole, wire = frame.eof, frame.unused_data
+    return whole
 
 
 async def _anything(_: str) -> Failed | None:

@@ -100,9 +100,16 @@ def resolve(base: str, reference: str) -> str | None:
     except ValueError:
         return None
     address, _, fragment = absolute.partition("#")
-    if not re.match(r"https?://[^/?#]", address, re.IGNORECASE | re.ASCII):
+    parts = re.match(r"(https?)://([^/?#]+)(.*)", address, re.IGNORECASE | re.ASCII | re.DOTALL)
+    if parts is None:
         return None
-    return _request_form(address + (f"#{fragment}" if fragment.startswith("!") else ""))
+    scheme_name, authority, rest = parts.groups()
+    host, port = _host_and_port(authority)
+    if not host:
+        return None
+    return f"{scheme_name.lower()}://{host}{port}" + _request_form(
+        rest + (f"#{fragment}" if fragment[:1] == "!" else "")
+    )
 
 
 def _is_other_kind(text: str) -> bool:
@@ -134,14 +141,20 @@ def _split(text: str) -> _Parts:
 
 
 def _authority_key(authority: str) -> str:
+    host, port = _host_and_port(authority)
+    # Both default ports go whatever the scheme was, since the key no longer knows it.
+    return host + ("" if port in (":80", ":443") else port)
+
+
+def _host_and_port(authority: str) -> tuple[str, str]:
+    """Host as its key has it, and `:port` or nothing. User names and passwords are left out."""
     host, port = authority.rpartition("@")[2], ""
     if not host.endswith("]"):
         host, colon, port = host.rpartition(":")
         if not colon or not ((port.isascii() and port.isdigit()) or port == ""):
             host, port = host + colon + port, ""
     port = port.lstrip("0")
-    # Both default ports go whatever the scheme was, since the key no longer knows it.
-    return _host_key(host) + ("" if port in ("", "80", "443") else f":{port}")
+    return _host_key(host), f":{port}" if port else ""
 
 
 def _host_key(host: str) -> str:

@@ -110,6 +110,7 @@ def test_host_has_no_port_and_mail_addresses_have_no_host(url: str, host: str) -
         (" /a b\t ", "http://farm.example/a%20b"),
         ("\\\\other.example\\x", "http://other.example/x"),
         ("//other.example/x#y", "http://other.example/x"),
+        ("HTTPS://joe:pw@B\u00dcCHER.example:8080/X", "https://xn--bcher-kva.example:8080/X"),
         ("http:hay.html", "http://farm.example/barn/hay.html"),
         ("/caf\u00e9?q=\u00fc", "http://farm.example/caf%C3%A9?q=%C3%BC"),
         ("java\nscript:alert(1)", None),
