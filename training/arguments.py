@@ -9,6 +9,7 @@ import transformers
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
+from groundhop.training.allocator import keep_freed_memory
 from groundhop.training.checkpoints import KeepLastComplete
 
 
@@ -63,6 +64,8 @@ def shared_arguments(
     transformers.utils.logging.set_verbosity_error()
     datasets.disable_progress_bars()
     on_cpu = not torch.cuda.is_available()
+    if on_cpu:
+        keep_freed_memory()
     return {
         "output_dir": output,
         "learning_rate": learning_rate,
