@@ -39,7 +39,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 bench: $(STAMP)
-	$(BIN)/python bench/agent_overhead.py
+	$(BIN)/python bench/agent_overhead.py --run $(RUN_DIR)
 
 wheel: $(STAMP)
 	$(BIN)/python -m build --no-isolation --outdir dist

@@ -5,11 +5,13 @@ searches the index, keeps the replay store and writes ids, masks and log-probabi
 prefix cache is emptied between them, and medians are compared. Each rollout makes `--calls` tool calls whatever the
 model says, so that a model which cannot search yet is measured like one that can.
 
-    python bench/agent_overhead.py --url http://127.0.0.1:8000 --model-folder MODEL --index RUN/pages/index
+    python bench/agent_overhead.py --run runs/demo                 starts a server of the demo's model itself
+    python bench/agent_overhead.py --run RUN --url http://127.0.0.1:8000 --model-folder MODEL
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import statistics
 import tempfile
@@ -28,7 +30,9 @@ from groundhop.agents.loop import Budget, solve
 from groundhop.agents.model import TokenModel, make_token_model
 from groundhop.agents.tokens import GENERATE_PATH
 from groundhop.agents.tools import make_toolbox
-from groundhop.config import SearchConfig
+from groundhop.config import SearchConfig, ServeConfig
+from groundhop.serve import Servers
+from groundhop.training.models import prepare
 
 GOAL = 0.9
 
@@ -177,16 +181,24 @@ async def forget_prefixes(url: str) -> None:
 def main() -> None:
     """Read the options, print the numbers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", required=True, help="a vLLM server without /v1, in dev mode, with --enable-scale-out")
-    parser.add_argument("--model-folder", required=True, type=Path, help="its tokenizer and chat template")
-    parser.add_argument("--index", required=True, type=Path, help="a run's pages/index")
+    parser.add_argument("--run", required=True, type=Path, help="a run whose pages/index the tools search")
+    parser.add_argument("--url", help="a running vLLM server, without /v1; else one is started")
+    parser.add_argument("--model-folder", type=Path, help="its tokenizer and chat template")
     parser.add_argument("--rollouts", type=int, default=32)
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--calls", type=int, default=3)
     parser.add_argument("--turn-tokens", type=int, default=64)
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--repeats", type=int, default=3)
-    print(json.dumps(asyncio.run(measure(parser.parse_args())), indent=1))
+    options = parser.parse_args()
+    options.index = options.run / "pages" / "index"
+    options.model_folder = options.model_folder or prepare("smollm2-135m-instruct", Path("models"))
+    with contextlib.ExitStack() as stack:
+        if options.url is None:
+            config = ServeConfig(max_model_len=options.context)
+            servers = stack.enter_context(Servers.start(options.model_folder, config, options.run / "logs"))
+            options.url = servers.urls[0]
+        print(json.dumps(asyncio.run(measure(options)), indent=1))
 
 
 if __name__ == "__main__":

@@ -318,7 +318,10 @@ def search(run: Run, words: Sequence[str], url: str | None) -> str:
         call = (
             toolbox.call("visit", {"url": url, "find": query}) if url else toolbox.call("search", {"queries": [query]})
         )
-        return asyncio.run(call).text
+        try:
+            return asyncio.run(call).text
+        finally:
+            asyncio.run(toolbox.close())
 
 
 def budget(run: Run) -> "Budget":
