@@ -123,10 +123,10 @@ def read_jsonl(path: Path) -> Iterator[Stored | Damaged]:
     """Yield the rows of a JSONL source as responses; lines that cannot be read are reported, not fatal."""
     decoder = msgspec.json.Decoder(JsonRow)
     headers = (("Content-Type", "text/html; charset=utf-8"),)
-    for number, raw in enumerate(jsonl.read(path, msgspec.Raw), start=1):
+    for number, raw in enumerate(jsonl.lines(path), start=1):
         try:
             row = decoder.decode(raw)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             yield Damaged(f"{path}, line {number}", "damaged", str(error))
             continue
         body = row.html.encode("utf-8", "replace")

@@ -30,7 +30,7 @@ def spread(function: Callable[[A], B], items: Iterable[A], *, workers: int) -> I
     try:
         while True:
             while len(waiting) < workers * _AHEAD and (more := next(stream, _END)) is not _END:
-                waiting.append((more, pool.submit(function, more)))  # type: ignore[arg-type]
+                waiting.append((more, _submit(pool, function, more)))  # type: ignore[arg-type]
             if not waiting:
                 return
             item, future = waiting.popleft()
@@ -40,7 +40,7 @@ def spread(function: Callable[[A], B], items: Iterable[A], *, workers: int) -> I
                 yield item, _alone(function, item)
                 pool.shutdown(wait=False)
                 pool = _pool(workers)
-                waiting = deque((other, pool.submit(function, other)) for other, _ in waiting)
+                waiting = deque((other, _submit(pool, function, other)) for other, _ in waiting)
             except Exception as error:
                 yield item, error
     finally:
@@ -53,6 +53,16 @@ _END = object()
 def _pool(workers: int) -> ProcessPoolExecutor:
     # Fork would copy whatever threads and locks this process holds.
     return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _submit(pool: ProcessPoolExecutor, function: Callable[[A], B], item: A) -> Future[B]:
+    try:
+        return pool.submit(function, item)
+    except BrokenProcessPool as error:
+        # A worker died since the last result: the item comes up in its turn and is then run alone.
+        lost: Future[B] = Future()
+        lost.set_exception(error)
+        return lost
 
 
 def _try(function: Callable[[A], B], item: A) -> B | Exception:

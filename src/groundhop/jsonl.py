@@ -51,6 +51,11 @@ def write(path: Path, records: Iterable[Any]) -> int:
     return count
 
 
+def lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines as they stand, for files whose bad lines should not end the reading. Raises: MissingError."""
+    return _whole_lines(path)
+
+
 class Appender:
     """Appends records to a file, after cutting off what a killed writer left unfinished at its end."""
 
