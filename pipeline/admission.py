@@ -13,6 +13,8 @@ from groundhop.pipeline.sentences import Span, sentences
 from groundhop.pipeline.writer import Draft, Refusal
 from groundhop.records import Admission, Hop, Page, PathStep
 
+FIND_WORDS = 8
+"""Words of the quotation that are looked for on the seed page; more would be copied for nothing."""
 LOOKALIKES = 10
 """Hits in which other pages with the same linking words, or the same cues, are looked for."""
 
@@ -191,7 +193,7 @@ def construction_path(draft: Draft, query: str, hop: Hop, seed: Page) -> Path:
     link = next(link for link in seed.links if link.key == hop.target and link.start == hop.anchor_start)
     return (
         PathStep(tool="search", arguments={"queries": [query]}),
-        PathStep(tool="visit", arguments={"url": seed.url, "find": query}),
+        PathStep(tool="visit", arguments={"url": seed.url, "find": " ".join(query.split()[:FIND_WORDS])}),
         PathStep(tool="visit", arguments={"url": shown_address(link.url), "find": " ".join(draft.cues)}),
     )
 
