@@ -14,7 +14,7 @@ $(STAMP): requirements/cpu-py311.txt pyproject.toml
 	@echo "setting up .venv with $$(grep -c '==' requirements/cpu-py311.txt) pinned packages, about 3 minutes"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip==26.3
-	$(BIN)/python -m pip install --progress-bar off --quiet --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r requirements/cpu-py311.txt
+	$(BIN)/python -m pip install --progress-bar off --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r requirements/cpu-py311.txt
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $(STAMP)
 
