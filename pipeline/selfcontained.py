@@ -129,10 +129,13 @@ def _dangling(words: str) -> str | None:
     """A pronoun or `this thing` with no name and no noun phrase before it in the question."""
     for found in sorted([*_PRONOUN.finditer(words), *_POINTER.finditer(words)], key=lambda match: match.start()):
         before = words[: found.start()]
-        if _names(before) or _introduced(before) or '"quotation"' in before:
+        if _names(before) or _NOUN_PHRASE.search(before) or _introduced(before) or '"quotation"' in before:
             continue
         return found.group()
     return None
+
+
+_NOUN_PHRASE = re.compile(r"\bthe\s+(?:[a-z-]+\s+)*[a-z-]{3,}\s+(?=[a-z])", re.IGNORECASE)
 
 
 def _introduced(before: str) -> bool:

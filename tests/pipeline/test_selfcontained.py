@@ -24,6 +24,7 @@ REFUSED = [
     "",
 ]
 ACCEPTED = [
+    "In which year did the council move its lantern to the pier that the guild of Ostwall sold?",
     "In which year did the guild of Port Ostwall sell the mill that later housed the Anchor bakery?",
     "Which ship did Karl Lindqvist command before he became governor of Ostwall in 1845?",
     "What was the population of Port Ostwall in 1901?",
