@@ -156,25 +156,25 @@ class Crawl:
         active: dict[asyncio.Task[tuple[Job, Answer | Failed, float]], Job] = {}
         while True:
             now = time.monotonic()
-            while (
-                self.stored + len(active) < self.config.crawl_pages
-                and len(active) < AT_ONCE
-                and (job := self.frontier.pop(now))
-            ):
+            while len(active) < self._room() and (job := self.frontier.pop(now)):
                 active[asyncio.create_task(self._visit(job))] = job
             wait = self.frontier.wait_s(time.monotonic())
             if active:
-                done, _ = await asyncio.wait(
-                    active, timeout=wait if len(active) < AT_ONCE else None, return_when=asyncio.FIRST_COMPLETED
-                )
+                # Without room for another request only the end of one is worth waking up for.
+                until = wait if len(active) < self._room() else None
+                done, _ = await asyncio.wait(active, timeout=until, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     del active[task]
                     self._finish(*task.result(), warc, ledger)
                     shown.advance(notes={"stored": self.stored})
-            elif wait is None or self.stored >= self.config.crawl_pages:
+            elif wait is None or self._room() == 0:
                 return
             else:
                 await asyncio.sleep(wait)
+
+    def _room(self) -> int:
+        """How many requests may be under way: no more than pages are wanted still."""
+        return max(0, min(AT_ONCE, self.config.crawl_pages - self.stored))
 
     async def _visit(self, job: Job) -> tuple[Job, Answer | Failed, float]:
         refusal = await self._may(job.url)
