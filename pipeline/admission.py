@@ -72,6 +72,7 @@ class Admitter:
     top: int
     sentences: SentenceCache = field(default_factory=SentenceCache)
     _words: dict[str, str] = field(default_factory=dict)
+    _found: dict[tuple[str, int], Sequence[Passage]] = field(default_factory=dict)
 
     async def admit(self, draft: Draft, hop: Hop, seed: Page, target: Page) -> Admitted | Refusal:
         """What was measured and the path that was walked, or the first reason against the draft. Cheap checks come first."""
@@ -144,7 +145,7 @@ class Admitter:
     def _own_words_rank(self, draft: Draft, target: Page) -> int | None:
         """Rank at which one search brings the evidence: with its cues alone, its quotation alone or the whole question."""
         for query in (" ".join(draft.cues), *draft.queries, draft.question):
-            for rank, hit in enumerate(self.index.search(query, self.top) if query else (), start=1):
+            for rank, hit in enumerate(self._search(query, self.top) if query else (), start=1):
                 if hit.key == target.key and hit.start < draft.answer_end and hit.end > draft.answer_start:
                     return rank
         return None
@@ -155,7 +156,7 @@ class Admitter:
             return None
         if _occurrences(draft.pieces, self._words_of(seed)) != 1:
             return Refusal(reason="ambiguous_link", detail="not once on its page")
-        for hit in self.index.search(" ".join(draft.pieces), LOOKALIKES):
+        for hit in self._search(" ".join(draft.pieces), LOOKALIKES):
             if hit.key != seed.key and _occurrences(draft.pieces, spaced(hit.text)):
                 return Refusal(reason="ambiguous_link", detail=hit.key)
         return None
@@ -175,9 +176,17 @@ class Admitter:
         evidence = _plain(target.text[draft.evidence_start : draft.evidence_end])
         return "" if evidence in _plain(_LINK.sub(r"\1", shown)) else "the target's view does not show the evidence"
 
+    def _search(self, query: str, top: int) -> Sequence[Passage]:
+        # The drafts of one hop share their quotation, so the same few searches come again and again.
+        if (query, top) not in self._found:
+            if len(self._found) >= 256:
+                self._found.clear()
+            self._found[query, top] = self.index.search(query, top)
+        return self._found[query, top]
+
     def _elsewhere(self, draft: Draft, target: Page) -> int:
         pages = {}
-        for hit in self.index.search(" ".join(draft.cues), LOOKALIKES) if draft.cues and draft.form else ():
+        for hit in self._search(" ".join(draft.cues), LOOKALIKES) if draft.cues and draft.form else ():
             if hit.key != target.key:
                 spans = sentences(hit.text)
                 held = holders(draft.cues, word_sets(hit.text, spans))

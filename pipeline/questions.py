@@ -58,16 +58,16 @@ class Quota:
     per_seed: int
     per_target: int
     splits: Splits
-    kept: Counter[Split] = field(default_factory=Counter)
     seeds: Counter[str] = field(default_factory=Counter)
     targets: Counter[str] = field(default_factory=Counter)
 
     def offer(self, hop: Hop) -> Split | Closed:
         """The split that a question on `hop` would join, or why there may be none."""
-        split = self.splits.propose(hop)
+        full: list[Split] = [split for split, count in self.splits.kept.items() if count >= self.limit]
+        split = self.splits.propose(hop, full)
         if split is None:
             return Closed("crosses_split")
-        if self.kept[split] >= self.limit:
+        if split in full:
             return Closed("limit")
         if self.seeds[hop.seed] >= self.per_seed:
             return Closed("seed_full")
@@ -76,7 +76,6 @@ class Quota:
     def take(self, hop: Hop, split: Split) -> None:
         """Count a kept question."""
         self.splits.take(hop, split)
-        self.kept[split] += 1
         self.seeds[hop.seed] += 1
         self.targets[hop.target] += 1
 
@@ -214,7 +213,7 @@ async def _work_through(
     folder: StageFolder,
 ) -> None:
     ledger = {row.hop: row for row in jsonl.read_if_there(folder.path / "ledger.jsonl", Outcome)}
-    quota = Quota(config.limit, config.per_seed, config.per_target, Splits(workshop.seed, config.heldout_share))
+    quota = Quota(config.limit, config.per_seed, config.per_target, Splits(config.heldout_share))
     questions: list[Question] = []
     failures = [(hop_id(hop), reason, f"{hop.seed} -> {hop.target}") for hop, reason in refused]
     tokens = 0

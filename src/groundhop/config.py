@@ -68,7 +68,7 @@ class QuestionsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     limit: Count = 1_000_000
     """Stop after so many questions were kept in each split."""
     heldout_share: Share = 0.3
-    """Share of pages that serve held-out questions only."""
+    """Share of the questions that are held out. No page serves both splits."""
     per_hop: Count = 2
     """At most so many questions, each on another fact, share one link."""
     per_seed: Count = 4

@@ -1,7 +1,8 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groundhop.pipeline.splits import Splits, split_of
+from groundhop.pipeline.splits import Splits
 from groundhop.records import Hop
 
 
@@ -12,9 +13,9 @@ def hop(seed: str, target: str) -> Hop:
     )  # fmt: skip
 
 
-@given(st.lists(st.tuples(st.integers(0, 25), st.integers(0, 25)), max_size=120), st.integers(0, 5), st.floats(0, 1))
-def test_no_page_serves_both_splits(edges: list[tuple[int, int]], seed: int, share: float) -> None:
-    splits = Splits(seed, share)
+@given(st.lists(st.tuples(st.integers(0, 25), st.integers(0, 25)), max_size=120), st.floats(0, 1))
+def test_no_page_serves_both_splits(edges: list[tuple[int, int]], share: float) -> None:
+    splits = Splits(share)
     pages: dict[str, set[str]] = {"train": set(), "heldout": set()}
     for a, b in edges:
         one = hop(f"p{a}", f"p{b}")
@@ -25,8 +26,8 @@ def test_no_page_serves_both_splits(edges: list[tuple[int, int]], seed: int, sha
     assert not pages["train"] & pages["heldout"]
 
 
-def test_a_refused_hop_joins_two_sides_and_a_question_never_taken_binds_nothing() -> None:
-    splits = Splits(0, 0.5)
+def test_pages_draw_their_hops_along_and_a_hop_between_the_sides_is_lost() -> None:
+    splits = Splits(0.5)
     splits.take(hop("a", "b"), "train")
     splits.take(hop("c", "d"), "heldout")
     assert splits.propose(hop("a", "d")) is None
@@ -34,10 +35,26 @@ def test_a_refused_hop_joins_two_sides_and_a_question_never_taken_binds_nothing(
     assert splits.propose(hop("x", "c")) == "heldout"
 
 
-def test_the_share_of_heldout_pages_is_kept_and_depends_on_the_seed() -> None:
-    keys = [f"a.example/{number}" for number in range(4000)]
-    first = [split_of(key, 0, 0.3) for key in keys]
-    assert 0.27 < first.count("heldout") / 4000 < 0.33
-    assert first != [split_of(key, 1, 0.3) for key in keys]
-    assert {split_of(key, 0, 0.0) for key in keys} == {"train"}
-    assert {split_of(key, 0, 1.0) for key in keys} == {"heldout"}
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (0.25, 25), (0.5, 50), (1.0, 100)])
+def test_new_pages_go_where_questions_are_missing(share: float, expected: int) -> None:
+    splits = Splits(share)
+    for number in range(100):
+        one = hop(f"s{number}", f"t{number}")
+        split = splits.propose(one)
+        assert split is not None
+        splits.take(one, split)
+    assert splits.kept["heldout"] == expected
+
+
+def test_a_share_is_made_up_for_after_one_side_grew() -> None:
+    splits = Splits(0.5)
+    for number in range(10):
+        splits.take(hop("hub", f"t{number}"), "train")
+    assert [splits.propose(hop(f"x{number}", f"y{number}")) for number in range(3)] == ["heldout"] * 3
+
+
+def test_a_full_split_is_not_opened_while_the_other_has_room() -> None:
+    splits = Splits(0.5)
+    assert splits.propose(hop("a", "b"), full=["heldout"]) == "train"
+    assert splits.propose(hop("a", "b"), full=["train"]) == "heldout"
+    assert splits.propose(hop("a", "b"), full=["train", "heldout"]) == "heldout"
