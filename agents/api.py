@@ -77,6 +77,7 @@ class ApiModel:
 
         Raises: ServerError, ContextError when the conversation itself is too long, CredentialError.
         """
+        raw = b""
         for _ in range(_EMPTY_RETRIES):
             raw = await self._post(body, replica)
             try:

@@ -96,6 +96,7 @@ class TokenModel:
             "stop_token_ids": [self.codec.end_of_turn],
             "detokenize": False,
         }
+        choices: Sequence[_Choice] = ()
         for _ in range(_ABORT_RETRIES):
             raw = await self._post({"token_ids": ids, "sampling_params": sampling}, replica)
             try:

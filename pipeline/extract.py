@@ -78,7 +78,9 @@ def _main_text(root: Any, url: str) -> str:
     try:
         # Recall before precision: text that is lost here can never be evidence. Fast: no second opinions, which would
         # make the outcome hang on small differences.
-        document = bare_extraction(root, url=url, fast=True, favor_recall=True, include_comments=False, as_dict=False)
+        document: Any = bare_extraction(
+            root, url=url, fast=True, favor_recall=True, include_comments=False, as_dict=False
+        )
     except Exception:
         logger.exception("no main text found in %s, its whole body is used", url)
         return whole

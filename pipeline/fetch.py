@@ -106,7 +106,9 @@ class GuardedNetwork(httpcore.AsyncNetworkBackend):
             raise PrivateAddressError(f"{host} is at {', '.join(addresses)}")
         for place, address in enumerate(usable):
             try:
-                return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
+                return await self._inner.connect_tcp(  # pyright: ignore[reportAttributeAccessIssue] - an optional import
+                    address, port, timeout, local_address, socket_options
+                )
             except (httpcore.ConnectError, httpcore.ConnectTimeout):
                 if place == len(usable) - 1:
                     raise

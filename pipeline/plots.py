@@ -204,7 +204,7 @@ def svg(draw: Callable[[Any], None], width_inches: float, height_inches: float) 
         "ytick.color": "#444444",
         "axes.axisbelow": True,
     }
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context(settings):  # pyright: ignore[reportArgumentType] - its keys are a closed list
         figure = Figure(figsize=(width_inches, height_inches))
         FigureCanvasSVG(figure)
         draw(figure)

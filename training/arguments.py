@@ -32,7 +32,7 @@ class QuietTrainer(Trainer):
             def factor(step: int) -> float:
                 return rate_factor(step, warmup=warmup, total=total, decays=decays)
 
-            self.lr_scheduler = LambdaLR(self.optimizer if optimizer is None else optimizer, factor)
+            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, factor)  # pyright: ignore[reportArgumentType]
             self._created_lr_scheduler = True
         return self.lr_scheduler
 

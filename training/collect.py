@@ -20,6 +20,7 @@ class Solve(Protocol):
 
     async def __call__(self, task: Task, *, repeat: int, seed: int, step: int, policy: str) -> tuple[Rollout, Verdict]:
         """Infrastructure failures come back as `stop="error"`; CredentialError stops the run."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from groundhop.training.hotload.refit import TORN
 Mark = Literal["right", "wrong", "over_budget", "too_long", "no_verdict", "error", "bad_tokens"]
 
 OVER_BUDGET = frozenset({"turns", "tokens", "time", "context", "truncated"})
-LOST: frozenset[Mark] = frozenset({"no_verdict", "error", "bad_tokens"})
+LOST = frozenset[Mark](("no_verdict", "error", "bad_tokens"))
 """Tries that say nothing about the model: no reward, no loss, sampled again."""
-UNTRAINED: frozenset[Mark] = LOST | {"over_budget", "too_long"}
+UNTRAINED = LOST | frozenset[Mark](("over_budget", "too_long"))
 
 
 @dataclass(frozen=True, slots=True)

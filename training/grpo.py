@@ -1,5 +1,8 @@
 """Train the policy on judged rollouts of our agent loop against servers that take each step's weights (TRL GRPO)."""
 
+# TRL exports its classes lazily and types its trainers' arguments and batches more widely than they are.
+# pyright: reportAttributeAccessIssue=false, reportPrivateImportUsage=false
+
 import asyncio
 import logging
 import math
@@ -75,7 +78,9 @@ class Loop:
     def refit(self) -> None:
         """Put the trainer's weights into the servers."""
         start = time.monotonic()
-        named = ((name, weight.detach()) for name, weight in self.trainer.model.named_parameters())
+        model = self.trainer.model
+        assert model is not None
+        named = ((name, weight.detach()) for name, weight in model.named_parameters())
         self._refitted = self._runner.run(self._refitter.refit(named))
         self.version = self._refitted.version
         self._refit_s = time.monotonic() - start

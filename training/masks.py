@@ -24,6 +24,7 @@ class ChatTokenizer(Protocol):
 
     def get_chat_template(self, chat_template: str | None = None, tools: list[Any] | None = None) -> str:
         """The template's text. Raises: ValueError without one."""
+        ...
 
     def apply_chat_template(self, conversation: list[Any], **settings: Any) -> Any:
         """Render and encode."""

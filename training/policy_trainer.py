@@ -5,6 +5,10 @@ where rollouts come from, which are left out, how they are cut into micro-batche
 One process only: ranks could differ in how many micro-batches they have.
 """
 
+# TRL exports its classes lazily and types its trainers' arguments and batches more widely than they are.
+# pyright: reportAttributeAccessIssue=false, reportPrivateImportUsage=false, reportArgumentType=false
+# pyright: reportAssignmentType=false, reportIncompatibleMethodOverride=false
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,5 +1,8 @@
 """Fine-tune the policy on traces, loss on the assistant's tokens only (TRL's SFTTrainer)."""
 
+# TRL exports its classes lazily and types its trainers' arguments and batches more widely than they are.
+# pyright: reportAttributeAccessIssue=false, reportPrivateImportUsage=false
+
 import logging
 import shutil
 import time

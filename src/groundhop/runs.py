@@ -136,6 +136,11 @@ class Run:
         """Open a stage's folder for reading."""
         return StageFolder(self.root / stage, stage)
 
+    def is_stamped(self, stage: str) -> bool:
+        """Whether the manifest knows what a stage produced."""
+        path = self.root / "manifest.json"
+        return path.exists() and stage in json.loads(path.read_text()).get("stages", {})
+
     def stamp(self, stage: str, facts: Mapping[str, Any]) -> None:
         """Enter into `manifest.json` what a stage produced: its files with their SHA-256, and `facts`."""
         path = self.root / "manifest.json"

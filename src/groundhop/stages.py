@@ -18,6 +18,7 @@ from groundhop.runs import Run, StageFolder
 
 if TYPE_CHECKING:
     from groundhop.agents.loop import Budget
+    from groundhop.agents.tools import Toolbox
     from groundhop.hosting import PolicyHost
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,8 @@ def _timed(run: Run, stage: str, host: "PolicyHost") -> StageFolder:
     """Open the stage's folder, do the work unless it is done, enter it into the manifest."""
     folder = run.open(stage, *_dependencies(stage))
     if folder.done:
+        if not run.is_stamped(stage):  # killed between the stage's end and its entry
+            run.stamp(stage, {"summary": folder.summary()})
         logger.info("%s: done before", stage)
         return folder
     logger.info("%s: begins", stage)
@@ -313,15 +316,16 @@ def search(run: Run, words: Sequence[str], url: str | None) -> str:
     from groundhop.hosting import PolicyHost
 
     query = " ".join(words)
+    name, arguments = ("visit", {"url": url, "find": query}) if url else ("search", {"queries": [query]})
     with PolicyHost(run) as host:
-        toolbox = host.toolbox()
-        call = (
-            toolbox.call("visit", {"url": url, "find": query}) if url else toolbox.call("search", {"queries": [query]})
-        )
-        try:
-            return asyncio.run(call).text
-        finally:
-            asyncio.run(toolbox.close())
+        return asyncio.run(_call_once(host.toolbox(), name, arguments))
+
+
+async def _call_once(toolbox: "Toolbox", name: str, arguments: dict[str, Any]) -> str:
+    try:
+        return (await toolbox.call(name, arguments)).text
+    finally:
+        await toolbox.close()
 
 
 def budget(run: Run) -> "Budget":

@@ -38,7 +38,7 @@ def _dispatch_and_keep(layer: torch.nn.Module, remove_weight: bool) -> None:
         _pack(layer, False)
         _packed.add(layer)
     else:
-        layer.cpu_linear = torch.nn.functional.linear
+        layer.cpu_linear = torch.nn.functional.linear  # pyright: ignore[reportArgumentType]
 
 
 def _is_eager() -> bool:
