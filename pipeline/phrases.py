@@ -27,7 +27,7 @@ class Phrase:
 
 
 QUERY_WORDS = 16
-LEAST_TELLING = 4
+LEAST_TELLING = 5
 """A quotation with fewer different content words describes nothing."""
 
 
