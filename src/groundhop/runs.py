@@ -173,8 +173,14 @@ def digest_of(value: Any) -> str:
 
 
 def _digests(root: Path, stage: str) -> dict[str, str]:
-    skip = {"done.json", "config.json", "metrics.jsonl"}
-    files = [p for p in sorted((root / stage).rglob("*")) if p.is_file() and p.name not in skip]
+    skip = {"done.json", "config.json", "metrics.jsonl", "ledger.jsonl"}
+    # Derived from the records beside them, or gone when the stage is done.
+    derived = {"index", "checkpoints", "refits"}
+    files = [
+        p
+        for p in sorted((root / stage).rglob("*"))
+        if p.is_file() and p.name not in skip and not derived & set(p.parts)
+    ]
     return {
         str(p.relative_to(root)): sha256_of(p)
         for p in files
