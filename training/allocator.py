@@ -1,6 +1,7 @@
-"""Keep freed memory in the process while training on a CPU."""
+"""Keep freed memory in the process while training on a CPU, and give it back afterwards."""
 
 import ctypes
+import gc
 import logging
 import platform
 
@@ -27,3 +28,14 @@ def keep_freed_memory() -> bool:
     understood = all(mallopt(key, value) == 1 for key, value in settings)
     logger.debug("glibc keeps freed memory: %s", understood)
     return understood
+
+
+def give_back_freed_memory() -> bool:
+    """Return freed memory to the system, when a training stage is over and servers need it. Returns whether any was."""
+    gc.collect()
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    try:
+        return bool(ctypes.CDLL(None).malloc_trim(0) == 1)
+    except (OSError, AttributeError):
+        return False

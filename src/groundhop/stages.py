@@ -187,13 +187,16 @@ def _buckets(run: Run, folder: StageFolder, host: "PolicyHost") -> None:
 
 def _sft(run: Run, folder: StageFolder, host: "PolicyHost") -> None:
     from groundhop.training import sft
+    from groundhop.training.allocator import give_back_freed_memory
 
     traces = run.look("buckets-base").output("traces.jsonl")
     sft.run(config=run.config.sft, traces=[traces], model=host.base_folder(), folder=folder, seed=run.config.seed)
+    give_back_freed_memory()
 
 
 def _grpo(run: Run, folder: StageFolder, host: "PolicyHost") -> None:
     from groundhop.training import grpo
+    from groundhop.training.allocator import give_back_freed_memory
 
     tasks = list(jsonl.read(run.look("buckets-sft").output("tasks.jsonl"), Task))
     grpo.run(
@@ -207,6 +210,7 @@ def _grpo(run: Run, folder: StageFolder, host: "PolicyHost") -> None:
         concurrency=run.config.agent.concurrency,
     )
     host.forget_weights()
+    give_back_freed_memory()
 
 
 def _evaluate(run: Run, folder: StageFolder, host: "PolicyHost") -> None:
