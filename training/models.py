@@ -197,7 +197,7 @@ def _rebuild(source: Path, work: Path) -> None:
         dtype="bfloat16",
         architectures=["LlamaForCausalLM"],
     )
-    model = LlamaForCausalLM(config).to(dtype=torch.bfloat16)
+    model = LlamaForCausalLM(config).bfloat16()
     model.load_state_dict(loaded.state_dict(), strict=True)
     model.tie_weights()
     model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=2, pad_token_id=0)

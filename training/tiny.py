@@ -54,7 +54,7 @@ def build_tiny(work: Path) -> dict[str, Any]:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        model = LlamaForCausalLM(config).to(dtype=torch.bfloat16)
+        model = LlamaForCausalLM(config).bfloat16()
     model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=2, pad_token_id=0)
     model.save_pretrained(work)
     save_tokenizer(tokenizer, work, MAX_LENGTH)
