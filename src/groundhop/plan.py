@@ -8,10 +8,10 @@ from groundhop.config import RunConfig
 from groundhop.runs import Run
 
 # Rough rates of two CPU cores with SmolLM2-135M, read off demo runs (docs/results.md). They only feed the plan.
-PAGES_PER_S = 25.0
+PAGES_PER_S = 60.0
 HOPS_PER_S = 20.0
-ROLLOUTS_PER_S = 3.0
-TRACES_PER_S = 0.45
+ROLLOUTS_PER_S = 0.7
+TRACES_PER_S = 0.2
 TRAINED_ROLLOUTS_PER_S = 0.45
 SERVER_START_S = 30.0
 SEARCH_DOLLARS = 5.0 / 1000
@@ -66,7 +66,7 @@ def _steps(run: Run) -> Iterator[Step]:
     yield Step(
         "questions",
         f"{config.questions.writer} writer over the band's hops, admission on the index",
-        pages * 2 / HOPS_PER_S if pages else None,
+        pages / HOPS_PER_S if pages else None,
     )
     for policy, limit in (("base", config.rollouts.base_limit), ("sft", config.rollouts.limit)):
         asked = min(train, limit) if train is not None else limit if limit < 1_000_000 else None
@@ -76,7 +76,7 @@ def _steps(run: Run) -> Iterator[Step]:
             yield Step(
                 "sft",
                 f"{config.sft.epochs:g} epoch(s) over {_n(train)} construction traces and right rollouts",
-                train * config.sft.epochs / TRACES_PER_S if train else None,
+                _sft_reads(config, train) / TRACES_PER_S if train or config.sft.max_steps > 0 else None,
             )
     trained = config.grpo.steps * config.grpo.prompts * config.grpo.group
     seconds = trained / TRAINED_ROLLOUTS_PER_S + 2 * trained / ROLLOUTS_PER_S
@@ -97,6 +97,12 @@ def _steps(run: Run) -> Iterator[Step]:
     yield _rollouts(
         config, "evaluate", asked, config.evaluate.repeats * len(config.evaluate.policies), "held-out questions"
     )
+
+
+def _sft_reads(config: RunConfig, train: int | None) -> float:
+    """How many traces SFT reads, each epoch counted."""
+    most = config.sft.max_steps * config.sft.batch if config.sft.max_steps > 0 else float("inf")
+    return min((train or most) * config.sft.epochs, most)
 
 
 def _rollouts(config: RunConfig, stage: str, questions: int | None, repeats: int, what: str) -> Step:
@@ -121,9 +127,9 @@ def _count(path: Path, run: Run, stage: str, key: str) -> int | None:
 
 
 def _source_size(config: RunConfig) -> int | None:
-    """Pages that the sources probably hold: about 5 kB of packed HTML each; a crawl fetches at most its limit."""
+    """Pages that the sources probably hold: about 2.6 kB of packed HTML each; a crawl fetches at most its limit."""
     files = [path for path in (*config.pages.warc, *config.pages.jsonl) if path.exists()]
-    size = sum(path.stat().st_size for path in files) // 5000
+    size = sum(path.stat().st_size for path in files) // 2600
     return (size + (config.pages.crawl_pages if config.pages.crawl else 0)) or None
 
 
