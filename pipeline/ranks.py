@@ -51,9 +51,14 @@ def rank(graph: igraph.Graph, seed: int = 0) -> Ranks:
         nodes=tuple(graph.vs["name"]),
         in_degree=tuple(graph.indegree()),
         out_degree=tuple(graph.outdegree()),
-        pagerank=tuple(graph.pagerank(damping=DAMPING, implementation="prpack")),
-        harmonic=harmonic(graph, seed),
+        # The last bits depend on the order in which threads add up; rounded, the same graph gives the same file.
+        pagerank=tuple(_rounded(value) for value in graph.pagerank(damping=DAMPING, implementation="prpack")),
+        harmonic=tuple(_rounded(value) for value in harmonic(graph, seed)),
     )
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.9g}")
 
 
 def harmonic(
