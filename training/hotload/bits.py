@@ -70,7 +70,9 @@ def bits_of(tensor: Any) -> Bits:
     """The row-major logical bits of a torch tensor of any layout on any device, or of a numpy array; no copy where none is needed."""
     if isinstance(tensor, np.ndarray):
         plain = np.ascontiguousarray(tensor).reshape(-1)
-        return plain.view(np.uint32 if plain.dtype == np.float32 else np.uint16 if plain.dtype == np.float16 else np.uint8)
+        return plain.view(
+            np.uint32 if plain.dtype == np.float32 else np.uint16 if plain.dtype == np.float16 else np.uint8
+        )
     import torch
 
     plain = tensor.detach().cpu().contiguous().reshape(-1)
