@@ -25,6 +25,7 @@ ITEM_BYTES: Mapping[str, int] = {
 """Bytes an element, by the type names of the safetensors format (github.com/huggingface/safetensors, `Dtype`)."""
 
 _UNITS: Mapping[str, Any] = {"BF16": np.uint16, "F16": np.uint16, "F32": np.uint32}
+_ARRAY_UNITS: Mapping[str, Any] = {"float16": np.uint16, "uint16": np.uint16, "float32": np.uint32, "uint32": np.uint32}
 
 
 class TensorSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,15 +70,13 @@ class Weights(Protocol):
 def bits_of(tensor: Any) -> Bits:
     """The row-major logical bits of a torch tensor of any layout on any device, or of a numpy array; no copy where none is needed."""
     if isinstance(tensor, np.ndarray):
-        plain = np.ascontiguousarray(tensor).reshape(-1)
-        return plain.view(
-            np.uint32 if plain.dtype == np.float32 else np.uint16 if plain.dtype == np.float16 else np.uint8
-        )
+        array = np.ascontiguousarray(tensor).reshape(-1)
+        found: Bits = array.view(_ARRAY_UNITS.get(array.dtype.name, np.uint8))
+        return found
     import torch
 
     plain = tensor.detach().cpu().contiguous().reshape(-1)
-    if plain.dtype in (torch.bfloat16, torch.float16):
-        return plain.view(torch.int16).numpy().view(np.uint16)
-    if plain.dtype is torch.float32:
-        return plain.view(torch.int32).numpy().view(np.uint32)
-    return plain.view(torch.uint8).numpy()
+    integers = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
+    same_bits = plain.view(integers.get(plain.dtype, torch.uint8)).numpy()
+    bits: Bits = same_bits.view(f"u{same_bits.itemsize}")
+    return bits
