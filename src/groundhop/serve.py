@@ -252,7 +252,8 @@ def environment_of(number: int, config: ServeConfig, device: Device, token: str 
         environment["OMP_NUM_THREADS"] = str(threads_of(len(cores), os.environ.get("OMP_NUM_THREADS")))
         environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     elif gpus := _gpus():
-        first = number * config.tensor_parallel
+        # The trainer takes the first GPU it sees, so replicas fill the node from its end.
+        first = max(len(gpus) - (config.replicas - number) * config.tensor_parallel, 0)
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first : first + config.tensor_parallel])
     return environment
 

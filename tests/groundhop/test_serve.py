@@ -196,3 +196,16 @@ def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_extra_arguments_come_last() -> None:
     """So that they win."""
     assert serve.command_of(Path("m"), ServeConfig(extra=("--seed", "3")), "gpu", 1)[-2:] == ["--seed", "3"]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "parallel", "expected"),
+    [(7, 1, ["1", "2", "3", "4", "5", "6", "7"]), (3, 2, ["2,3", "4,5", "6,7"]), (8, 1, list("01234567"))],
+)
+def test_replicas_fill_a_node_from_its_last_gpu_and_leave_the_first_to_the_trainer(
+    monkeypatch: pytest.MonkeyPatch, replicas: int, parallel: int, expected: list[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
+    config = ServeConfig(replicas=replicas, tensor_parallel=parallel)
+    given = [serve.environment_of(n, config, "gpu", None)["CUDA_VISIBLE_DEVICES"] for n in range(replicas)]
+    assert given == expected
