@@ -98,10 +98,11 @@ def _walk(data: memoryview, start: int, where: str) -> Frame:
         most += BLOCK_BYTES if kind == COMPRESSED else size
         at = _within(at + 3 + (1 if kind == RLE else size), data, where)
     at = _within(at + (4 if parameters.has_checksum else 0), data, where)
-    size = None if parameters.content_size == zstandard.CONTENTSIZE_UNKNOWN else parameters.content_size
-    if size is not None and size > most:
-        raise InputError(f"{where}: the frame at byte {start} claims {size} bytes, its blocks hold at most {most}")
-    return Frame(start, at, size, most)
+    unknown = parameters.content_size == zstandard.CONTENTSIZE_UNKNOWN
+    stated = None if unknown else parameters.content_size
+    if stated is not None and stated > most:
+        raise InputError(f"{where}: the frame at byte {start} claims {stated} bytes, its blocks hold at most {most}")
+    return Frame(start, at, stated, most)
 
 
 def _parameters(data: memoryview, where: str) -> zstandard.FrameParameters:
