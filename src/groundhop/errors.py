@@ -10,7 +10,11 @@
     ├── ServerError(OSError)             a model server failed or is gone: infrastructure, not the model
     ├── ContextError(ValueError)         a conversation does not fit the model's context: a normal end
     ├── MalformedCallError(ValueError)   the model wrote a tool call that cannot be read
-    └── ChecksumError(ValueError)        bits differ from the digest that was promised
+    ├── ChecksumError(ValueError)        bits differ from the digest that was promised
+    ├── ConflictError(RuntimeError)      an immutable name holds other content, or somebody else was first
+    ├── FencedError(RuntimeError)        a newer publisher has taken over: this one changes nothing more
+    └── StoreError(OSError)              an object store or a disk failed: may be asked again
+        └── SpaceError                   no space left: free some first
 
 Each takes one message that says what was found, what was wanted and where, so that it can be pickled.
 """
@@ -64,3 +68,19 @@ class MalformedCallError(GroundhopError, ValueError):
 
 class ChecksumError(GroundhopError, ValueError):
     """Bits differ from the digest that was promised for them."""
+
+
+class ConflictError(GroundhopError, RuntimeError):
+    """An immutable name holds other content, or somebody else moved first. Look again before trying again."""
+
+
+class FencedError(GroundhopError, RuntimeError):
+    """A newer publisher has taken over. This one may change nothing more."""
+
+
+class StoreError(GroundhopError, OSError):
+    """An object store or a disk failed. Infrastructure: what was asked for may or may not have happened."""
+
+
+class SpaceError(StoreError):
+    """No space is left on a store or a disk. What is already there is whole."""
