@@ -1,0 +1,1 @@
+"""Publishing from a training loop."""
