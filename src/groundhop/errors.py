@@ -13,6 +13,7 @@
     ├── ChecksumError(ValueError)        bits differ from the digest that was promised
     ├── ConflictError(RuntimeError)      an immutable name holds other content, or somebody else was first
     ├── FencedError(RuntimeError)        a newer publisher has taken over: this one changes nothing more
+    ├── RefusedError(RuntimeError)       a control plane declined, and why; asking the same again changes nothing
     └── StoreError(OSError)              an object store or a disk failed: may be asked again
         └── SpaceError                   no space left: free some first
 
@@ -84,3 +85,17 @@ class StoreError(GroundhopError, OSError):
 
 class SpaceError(StoreError):
     """No space is left on a store or a disk. What is already there is whole."""
+
+
+class RefusedError(GroundhopError, RuntimeError):
+    """A control plane declined a request. The message starts with the reason's code: `failed_precondition: ...`."""
+
+    @property
+    def code(self) -> str:
+        """The canonical code in lower snake case."""
+        return str(self).partition(": ")[0]
+
+    @property
+    def reason(self) -> str:
+        """The message without the code."""
+        return str(self).partition(": ")[2]
