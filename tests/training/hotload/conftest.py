@@ -1,0 +1,6 @@
+"""What the tests of hot-load share: the builders beside them (`small_states.py` and others)."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
