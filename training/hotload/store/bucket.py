@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,10 @@ _FULL = (
 )
 """What S3 servers answer when they are full."""
 
+_RETRY: Any = {"max_retries": 5, "retry_timeout": timedelta(seconds=30)}
+"""Callers ask again themselves, and each waits longer than this for a server that is gone."""
+_MULTIPART_BYTES = 8 * 2**20
+
 
 class BucketObjects:
     """An `Objects` below `prefix` in `bucket`; everything else comes from the `AWS_...` variables."""
@@ -31,17 +36,18 @@ class BucketObjects:
     def __init__(self, bucket: str, prefix: str) -> None:
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
         options: Any = {"allow_http": True} if endpoint.startswith("http://") else {}
-        self._store = S3Store(bucket, prefix=prefix or None, client_options=options)
+        options |= {"timeout": timedelta(seconds=120), "connect_timeout": timedelta(seconds=5)}
+        self._store = S3Store(bucket, prefix=prefix or None, client_options=options, retry_config=_RETRY)
 
     def put(self, key: str, data: bytes) -> None:
         """Write an object, in place of one that is there."""
         with _clear_errors(key):
-            obstore.put(self._store, check_key(key), data)
+            obstore.put(self._store, check_key(key), data, chunk_size=_MULTIPART_BYTES)
 
     def put_file(self, key: str, path: Path) -> None:
         """As `put`, with a file's content, in parts that are sent side by side."""
         with _clear_errors(key):
-            obstore.put(self._store, check_key(key), path)
+            obstore.put(self._store, check_key(key), path, chunk_size=_MULTIPART_BYTES)
 
     def create(self, key: str, data: bytes) -> bool:
         """Write an object unless the key is taken."""

@@ -21,7 +21,9 @@ from groundhop.training.hotload.store.sealed import SEAL, check_seal, seal, unse
 INDEX_NAME = "model.safetensors.index.json"
 MOST_INDEX_BYTES = 64 * 2**20
 RESERVED = frozenset({"initial", "log", ".", ".."})
-ANCHOR_SUFFIX = "-full"
+ANCHOR_SUFFIX = "-anchor"
+PART_KEY = re.compile(r"[^/]+/(?:model|delta)-\d{5}-[0-9a-f]{16}\.(?:safetensors|ghd)")
+"""Keys of parts as `writer.py` names them."""
 _IDENTITY = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _SHA256 = re.compile(r"[0-9a-f]{64}|")
 
@@ -175,11 +177,13 @@ def decode_index(raw: bytes, identity: str, objects: Objects) -> SnapshotIndex:
         index = msgspec.convert(metadata["groundhop"], SnapshotIndex, strict=True)
     except msgspec.MsgspecError as error:
         raise InputError(f"{where}: the index cannot be read: {error}") from error
-    _check(index, identity, where)
+    check_index(index, identity)
     return index
 
 
-def _check(index: SnapshotIndex, identity: str, where: str) -> None:
+def check_index(index: SnapshotIndex, identity: str) -> None:
+    """Raises: InputError unless `index` is that of `identity`, and its parts lie in that snapshot's own folder."""
+    where = index_key(identity)
     if index.identity != identity:
         raise InputError(f"{where}: it is the index of {index.identity!r}")
     if (index.kind == "delta") != (index.base is not None):
@@ -225,7 +229,7 @@ def _foreign(
             for file in files
         ),
     )
-    _check(index, identity, where)
+    check_index(index, identity)
     return index
 
 

@@ -18,6 +18,7 @@ from groundhop.training.hotload.store.index import (
     Part,
     SnapshotIndex,
     check_identity,
+    check_index,
     encode_index,
     index_key,
     index_sha256,
@@ -149,6 +150,7 @@ class SnapshotWriter:
             run_id=start.run_id,
             epoch=start.epoch,
         )
+        check_index(index, start.identity)
         key, raw = index_key(index.identity), encode_index(index, self._weight_map, self._tensor_bytes)
         if not self._objects.create(key, raw):
             index = require_same(self._objects, index)
