@@ -29,7 +29,8 @@ STAGES = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0 when done, 1 on an error of ours, 2 on wrong usage, 130 when interrupted."""
-    options = _parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser(hotload="hotload" in given).parse_args(given)
     _set_up_logging(options.verbose)
     try:
         return _dispatch(options)
@@ -64,6 +65,10 @@ def _dispatch(options: argparse.Namespace) -> int:
             from groundhop.view import view
 
             print(view(Path(options.run)))
+        case "hotload":
+            from groundhop.training.hotload import cli as hotload
+
+            print(hotload.run(options))
         case "run":
             return _run_all(options)
         case stage:
@@ -102,7 +107,8 @@ def _run(options: argparse.Namespace) -> "Run":
     return Run(Path(options.run_dir) if options.run_dir else Path("runs") / config.name, config)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(hotload: bool = False) -> argparse.ArgumentParser:
+    """All commands; those of hot-load with their own options where `hotload` says that they are wanted."""
     parser = argparse.ArgumentParser(prog="groundhop", description="From web pages to a better search agent.")
     parser.add_argument("--version", action="version", version=f"groundhop {__version__}")
     parser.add_argument("-v", "--verbose", action="store_true", help="show debug messages")
@@ -134,6 +140,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_config(search, flag=True)
     view = commands.add_parser("view", help="say what a run folder holds")
     view.add_argument("run", metavar="RUN_DIR")
+    weights = commands.add_parser("hotload", help="weight deltas: diff, apply, fold, inspect and verify checkpoints")
+    if hotload:
+        from groundhop.training.hotload.cli import add_commands
+
+        add_commands(weights)
     commands.add_parser("doctor", help="say what this machine has and lacks, and what to do about it")
     return parser
 
