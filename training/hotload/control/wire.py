@@ -40,7 +40,7 @@ ReplicaState = Literal[
 ]  # fmt: skip
 PublicState = Literal["pending_update", "updating", "ready", "error"]
 Phase = Literal["fetching", "staged", "pausing", "applying", "verifying", "prepared", "serving", "failed", "dirty"]
-Action = Literal["stage", "apply", "commit", "abort", "recover"]
+Action = Literal["stage", "apply", "commit", "recover"]
 Code = Literal[
     "invalid_argument", "unauthenticated", "permission_denied", "not_found", "already_exists", "aborted",
     "failed_precondition", "data_loss", "resource_exhausted", "unimplemented", "internal", "unavailable",
@@ -144,9 +144,12 @@ class Task(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     apply    journal DIRTY, pause, write, verify; report `pausing`, `applying`, `verifying`, then `prepared` (paused) or
              `dirty`. Where `joint` is false, go on to commit without asking.
     commit   the snapshot is committed: reset the prompt cache if asked to, resume, report `serving`.
-    abort    give the attempt up: drop what is staged (report `serving` on the old one), or stay paused and report `dirty`.
     recover  come to `identity`, which is committed, by any way that ends in its digest (delta, folded chain, peer, full
              load); not joint; report phases and, in the end, `serving`.
+
+    No task, or one with another `txn`, means that what is in hand was given up: staged files may go; a replica that began to
+    write stays paused and dirty until a task repairs it. A dirty replica that is told to stage and apply takes an
+    `overwrite` snapshot on the same base, or loads the whole; one that holds `identity`'s digest already has nothing to write.
     """
 
     txn: str
@@ -198,7 +201,8 @@ class ReportBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seconds: Seconds = 0.0
     """Of the phase that ended."""
     cache_reset: bool = False
-    """With `serving`: the prompt cache holds nothing of older weights."""
+    """With `serving`: the prompt cache holds nothing of older weights. Not accepted without it where the task said
+    `reset_all`, so that no version is announced with a stale cache."""
     error: Text = ""
     retry: bool = True
     """With `failed` and `dirty`: whether another attempt may help. False e.g. for a checksum that stays wrong."""

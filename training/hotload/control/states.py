@@ -1,0 +1,380 @@
+"""How a deployment changes: `evolve(state, event, time) -> state`, pure and total over the ledger's events.
+
+Replicas go OFFLINE -> RECOVERING -> SERVING -> FETCHING -> STAGED -> PAUSING -> APPLYING -> VERIFYING -> PREPARED -> SERVING,
+and to DIRTY from wherever weights may be partly written. Three rules: a dirty replica never serves; a failure before the first
+write takes nobody out of service; only `Committed` moves the head.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec.structs import replace
+
+from groundhop.training.hotload.control.records import (
+    Aborted,
+    Announced,
+    Attempt,
+    Committed,
+    Configured,
+    Created,
+    Deployment,
+    Drifted,
+    Event,
+    Finished,
+    HotLoad,
+    LeaseTaken,
+    Outcome,
+    Registered,
+    Replica,
+    Reported,
+    Retried,
+    TimedOut,
+    Went,
+    WentOffline,
+)
+from groundhop.training.hotload.control.wire import Current, Phase, PublicState, ReplicaState, ReportBody
+
+WRITING: frozenset[ReplicaState] = frozenset({"pausing", "applying", "verifying", "prepared"})
+"""Weights may be partly new: nothing but a commit or a repair leads out."""
+STAGING: frozenset[ReplicaState] = frozenset({"fetching", "staged"})
+RANK: dict[str, int] = {"fetching": 1, "staged": 2, "pausing": 3, "applying": 4, "verifying": 5, "prepared": 6}
+OUTCOMES_KEPT = 200
+"""Hot-loads of which the outcome on each replica is kept."""
+LONGEST_WAIT_S = 60.0
+
+
+def evolve(deployment: Deployment, event: Event, time: float) -> Deployment:
+    """The deployment after `event`, which happened at `time` (Unix)."""
+    match event:
+        case Configured(config=config):
+            return replace(deployment, config=config)
+        case LeaseTaken(owner=owner, epoch=epoch, until=until):
+            return replace(deployment, lease_owner=owner, epoch=max(epoch, deployment.epoch), lease_until=until)
+        case Created():
+            return _create(deployment, event, time)
+        case Registered():
+            return _register(deployment, event, time)
+        case Reported(name=name, report=report):
+            return _put(deployment, name, _report(deployment, deployment.replicas[name], report, time))
+        case Drifted(name=name, current=current):
+            replica = replace(deployment.replicas[name], current=current, txn="", cache_reset=False, updated_at=time)
+            return _put(deployment, name, _settle(replica, deployment.head, "lagging"))
+        case WentOffline(name=name):
+            replica = deployment.replicas[name]
+            return _put(
+                deployment,
+                name,
+                replace(replica, state="offline", before=replica.state, updated_at=time, detail="no heartbeat"),
+            )
+        case TimedOut(name=name, reason=reason):
+            return _put(deployment, name, _time_out(deployment, deployment.replicas[name], reason, time))
+        case Went():
+            return _go(deployment, time)
+        case Committed():
+            return _commit(deployment, event, time)
+        case Aborted():
+            return _abort(deployment, event, time)
+        case Retried():
+            return _retry(deployment, event, time)
+        case Finished():
+            return _finish(deployment, event, time)
+        case Announced(identity=identity):
+            return replace(deployment, announced=identity)
+
+
+def open_hot_load(deployment: Deployment) -> HotLoad | None:
+    """The hot-load that runs, if one does."""
+    return None if deployment.open is None else deployment.hot_loads[deployment.open]
+
+
+def txn_of(deployment: Deployment, name: str) -> str:
+    """Under which transaction a replica works now; empty where it has nothing to do.
+
+    It names the attempt and the replica's try, so that work of an earlier one is never taken for this one's.
+    """
+    replica = deployment.replicas[name]
+    hot_load = open_hot_load(deployment)
+    if hot_load is not None and name in hot_load.attempt.required and not replica.hopeless:
+        served = replica.state == "serving" and replica.current.identity == hot_load.body.identity
+        if hot_load.committed_at is None or (not served and replica.state not in ("dirty", "lagging", "recovering")):
+            return f"{hot_load.attempt.txn}-{replica.tries}"
+    if deployment.head is not None and replica.state != "serving":
+        return f"recover-{deployment.head_id}-{replica.tries}"
+    return ""
+
+
+def is_required(deployment: Deployment, name: str) -> bool:
+    """Whether the open hot-load waits for this replica."""
+    hot_load = open_hot_load(deployment)
+    return hot_load is not None and name in hot_load.attempt.required
+
+
+def may_serve(replica: Replica) -> bool:
+    """Whether requests may reach it and be answered, on whatever weights it holds."""
+    return replica.current.clean and replica.state in ("serving", "lagging", "fetching", "staged")
+
+
+def public_state(replica: Replica, target: str | None) -> PublicState:
+    """CoreWeave's four words, as seen by somebody who waits for `target` (None: for nothing in particular)."""
+    if replica.state in ("dirty", "offline"):
+        return "error"
+    if replica.state in WRITING or replica.state == "recovering" or not replica.current.clean:
+        return "updating"
+    if replica.state in STAGING or (target is not None and replica.current.identity != target):
+        return "pending_update"
+    return "ready"
+
+
+def outcome_of(replica: Replica, target: str) -> Outcome:
+    """What is kept of a replica when a hot-load of `target` is over."""
+    state = public_state(replica, target)
+    if replica.state == "serving" or (replica.state in ("lagging", *STAGING) and replica.current.clean):
+        state = "ready"
+    return Outcome(
+        name=replica.about.name,
+        state=state,
+        current_identity=replica.current.identity,
+        detail=replica.detail,
+        started_at=replica.started_at,
+        finished_at=replica.finished_at,
+        updated_at=replica.updated_at,
+    )
+
+
+def _put(deployment: Deployment, name: str, replica: Replica) -> Deployment:
+    changed = replace(deployment, replicas={**deployment.replicas, name: replica})
+    hot_load = open_hot_load(changed)
+    if hot_load is not None and hot_load.state == "pending" and replica.txn == txn_of(changed, name) != "":
+        return _put_hot_load(changed, replace(hot_load, state="in_progress", updated_at=replica.updated_at))
+    return changed
+
+
+def _put_hot_load(deployment: Deployment, hot_load: HotLoad) -> Deployment:
+    return replace(deployment, hot_loads={**deployment.hot_loads, hot_load.id: hot_load})
+
+
+def _settle(replica: Replica, head: str | None, behind: ReplicaState) -> Replica:
+    """Where a replica stands that does nothing: by what it holds, against the head."""
+    if not replica.current.clean:
+        return replace(replica, state="dirty")
+    return replace(replica, state="serving" if head is None or replica.current.identity == head else behind)
+
+
+def _soil(replica: Replica, target: str | None, time: float) -> Replica:
+    """Mark as partly written."""
+    current = Current(identity=replica.current.identity, clean=False, dirty_to=target)
+    return replace(replica, state="dirty", current=current, cache_reset=False, updated_at=time)
+
+
+def _wait(tries: int) -> float:
+    return float(min(0.25 * 2**tries, LONGEST_WAIT_S))
+
+
+def _report(deployment: Deployment, replica: Replica, report: ReportBody, time: float) -> Replica:
+    target = _target(deployment, replica.about.name)
+    fresh = report.txn != replica.txn
+    if not fresh and RANK.get(report.phase, 9) < RANK.get(replica.state, 0):
+        return replica
+    same_work = replica.finished_at is None and replica.target == target
+    replica = replace(
+        replica,
+        txn=report.txn,
+        target=target,
+        started_at=replica.started_at if same_work else time,
+        finished_at=None,
+        bytes=max(report.bytes, 0 if fresh else replica.bytes),
+        plan_digest=report.plan_digest or replica.plan_digest,
+        updated_at=time,
+    )
+    return _enter(deployment, replica, report, report.phase, time)
+
+
+def _enter(deployment: Deployment, replica: Replica, report: ReportBody, phase: Phase, time: float) -> Replica:
+    match phase:
+        case "serving":
+            replica = replace(replica, current=report.current, cache_reset=report.cache_reset, finished_at=time)
+            settled = _settle(replica, deployment.head, "lagging")
+            done = settled.state == "serving"
+            return replace(settled, tries=0 if done else replica.tries + 1, detail="" if done else replica.detail)
+        case "failed" | "dirty":
+            failed = replace(
+                replica,
+                current=report.current,
+                tries=replica.tries + 1,
+                hopeless=not report.retry,
+                not_before=time + _wait(replica.tries),
+                detail=report.error or "failed without a reason",
+                code=report.code,
+                finished_at=time,
+            )
+            if phase == "dirty" or not report.current.clean:
+                return _soil(failed, report.current.dirty_to or replica.target, time)
+            return _settle(failed, deployment.head, "lagging")
+        case "fetching" | "staged":
+            # A dirty replica that stages its repair stays dirty until it pauses into it: it does not serve meanwhile.
+            return replace(replica, state=phase, current=report.current)
+        case "pausing" | "applying" | "verifying" | "prepared":
+            return replace(replica, state=phase, current=replace(report.current, clean=False, dirty_to=replica.target))
+
+
+def _target(deployment: Deployment, name: str) -> str | None:
+    hot_load = open_hot_load(deployment)
+    if hot_load is not None and is_required(deployment, name):
+        return hot_load.body.identity
+    return deployment.head
+
+
+def _register(deployment: Deployment, event: Registered, time: float) -> Deployment:
+    about = event.about
+    known = deployment.replicas.get(about.name)
+    fields: dict[str, Any] = {
+        "about": about,
+        "current": about.current,
+        "updated_at": time,
+        "plan_digest": about.plan_digest,
+    }
+    if known is None:
+        replica = Replica(state="recovering", target=deployment.head, **fields)
+        return _put(deployment, about.name, _settle(replica, deployment.head, "recovering"))
+    same_agent = known.about.epoch == about.epoch
+    before = known.before if known.state == "offline" else known.state
+    if same_agent and before == "prepared" and about.current.dirty_to == deployment.head == known.target:
+        # Its acknowledgement stands in the ledger and the commit came: it rolls forward.
+        return _put(deployment, about.name, replace(known, state="prepared", about=about, updated_at=time, detail=""))
+    # An agent that starts again and again must not keep an attempt waiting for ever.
+    tries = known.tries if same_agent else known.tries + 1
+    replica = _settle(replace(known, txn="", tries=tries, cache_reset=False, **fields), deployment.head, "recovering")
+    if replica.state == "serving" and not is_required(deployment, about.name):
+        replica = replace(replica, tries=0, detail="")
+    return _put(deployment, about.name, replica)
+
+
+def _time_out(deployment: Deployment, replica: Replica, reason: str, time: float) -> Replica:
+    late = replace(replica, tries=replica.tries + 1, hopeless=True, detail=reason, code="unavailable", updated_at=time)
+    if replica.state in WRITING:
+        return _soil(late, replica.target, time)
+    return _settle(late, deployment.head, "lagging")
+
+
+def _begin(deployment: Deployment, names: Iterable[str], identity: str, time: float) -> Deployment:
+    fresh = {
+        name: replace(
+            deployment.replicas[name],
+            tries=0,
+            hopeless=False,
+            not_before=0.0,
+            target=identity,
+            started_at=time,
+            finished_at=None,
+            bytes=0,
+        )
+        for name in names
+    }
+    return replace(deployment, replicas={**deployment.replicas, **fresh})
+
+
+def _create(deployment: Deployment, event: Created, time: float) -> Deployment:
+    hot_load = HotLoad(
+        id=event.id,
+        body=event.body,
+        asked=event.asked,
+        link=event.link,
+        deltas=event.deltas,
+        state="pending",
+        attempt=Attempt(txn=event.txn, number=1, required=event.required, started_at=time),
+        created_at=time,
+        updated_at=time,
+    )
+    epoch = max(deployment.epoch, event.body.publisher_epoch or 0)
+    opened = replace(_put_hot_load(deployment, hot_load), open=event.id, epoch=epoch)
+    return _begin(opened, event.required, event.body.identity, time)
+
+
+def _go(deployment: Deployment, time: float) -> Deployment:
+    hot_load = open_hot_load(deployment)
+    assert hot_load is not None
+    staged = tuple(name for name in hot_load.attempt.required if deployment.replicas[name].state == "staged")
+    attempt = replace(hot_load.attempt, go_at=time, go_with=staged)
+    return _put_hot_load(deployment, replace(hot_load, attempt=attempt, updated_at=time))
+
+
+def _commit(deployment: Deployment, event: Committed, time: float) -> Deployment:
+    hot_load = deployment.hot_loads[event.id]
+    moved = replace(
+        _put_hot_load(deployment, replace(hot_load, committed_at=time, updated_at=time, state="in_progress")),
+        head=event.identity,
+        head_id=event.id,
+        committed={**deployment.committed, event.identity: event.id},
+    )
+    behind = {
+        name: replace(replica, state="lagging")
+        for name, replica in moved.replicas.items()
+        if replica.state == "serving" and replica.current.identity != event.identity
+    }
+    return replace(moved, replicas={**moved.replicas, **behind})
+
+
+def _give_up(deployment: Deployment, time: float) -> Deployment:
+    """What an abort does to the replicas of the open attempt."""
+    hot_load = open_hot_load(deployment)
+    assert hot_load is not None
+    changed = {}
+    for name in hot_load.attempt.required:
+        replica = deployment.replicas[name]
+        if replica.state in WRITING or (replica.state == "offline" and replica.before in WRITING):
+            dirty = _soil(replica, hot_load.body.identity, time)
+            changed[name] = replace(dirty, state="offline", before="dirty") if replica.state == "offline" else dirty
+        elif replica.state in STAGING:
+            changed[name] = replace(_settle(replica, deployment.head, "lagging"), updated_at=time)
+    return replace(deployment, replicas={**deployment.replicas, **changed})
+
+
+def _abort(deployment: Deployment, event: Aborted, time: float) -> Deployment:
+    changed = _give_up(deployment, time)
+    hot_load = open_hot_load(changed)
+    assert hot_load is not None
+    failures = hot_load.failures + (1 if event.counts else 0)
+    attempt = replace(hot_load.attempt, txn="", go_at=None)
+    return _put_hot_load(
+        changed,
+        replace(
+            hot_load,
+            attempt=attempt,
+            failures=failures,
+            again=event.again,
+            reason=event.reason,
+            code=event.code,
+            updated_at=time,
+        ),
+    )
+
+
+def _retry(deployment: Deployment, event: Retried, time: float) -> Deployment:
+    hot_load = deployment.hot_loads[event.id]
+    attempt = Attempt(txn=event.txn, number=event.number, required=event.required, started_at=time)
+    opened = _put_hot_load(deployment, replace(hot_load, attempt=attempt, updated_at=time))
+    return _begin(opened, event.required, hot_load.body.identity, time)
+
+
+def _finish(deployment: Deployment, event: Finished, time: float) -> Deployment:
+    if deployment.hot_loads[event.id].committed_at is None:
+        deployment = _give_up(deployment, time)
+    hot_load = deployment.hot_loads[event.id]
+    outcome = tuple(outcome_of(deployment.replicas[name], hot_load.body.identity) for name in hot_load.attempt.required)
+    over = replace(
+        hot_load,
+        state=event.state,
+        reason=event.reason,
+        code=event.code,
+        outcome=outcome,
+        updated_at=time,
+        finished_at=time,
+    )
+    kept = _put_hot_load(deployment, over).hot_loads
+    oldest = [found for found in kept.values() if found.outcome][:-OUTCOMES_KEPT]
+    kept = kept | {found.id: replace(found, outcome=()) for found in oldest}
+    free = {
+        name: replace(replica, hopeless=False, target=deployment.head if replica.state != "serving" else replica.target)
+        for name, replica in deployment.replicas.items()
+    }
+    return replace(deployment, hot_loads=kept, replicas=free, open=None)
