@@ -42,7 +42,7 @@ class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sha256: str
     """Hex; "" in a snapshot of another writer, who does not say."""
     name: str = ""
-    """File name in the checkpoint folder that the snapshot restores; "" for a part of a delta."""
+    """Path in the checkpoint folder that the snapshot restores, `/` between its segments; "" for a part of a delta."""
 
 
 class SnapshotIndex(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -193,12 +193,18 @@ def check_index(index: SnapshotIndex, identity: str) -> None:
     every = (*index.parts, *index.files)
     for part in every:
         folder, _, file = part.key.partition("/")
-        inside = folder == identity and all(_IDENTITY.fullmatch(name) for name in (file, part.name or file))
-        if not inside or {file, part.name} & {".", ".."} or part.size < 0 or not _SHA256.fullmatch(part.sha256):
+        inside = folder == identity and all(_is_plain(segment) for segment in (file, *(part.name or file).split("/")))
+        if not inside or part.size < 0 or not _SHA256.fullmatch(part.sha256):
             raise InputError(f"{where}: cannot use the part {part}")
     for names in ([part.key for part in every], [part.name for part in every if part.name]):
         if len(set(names)) != len(names):
             raise InputError(f"{where}: a part is named twice")
+    if (index.kind == "full") != all(part.name for part in index.parts) and index.parts:
+        raise InputError(f"{where}: shards of a full snapshot have file names, parts of a delta have none")
+
+
+def _is_plain(segment: str) -> bool:
+    return _IDENTITY.fullmatch(segment) is not None and segment not in (".", "..")
 
 
 def _foreign(

@@ -7,7 +7,7 @@ import msgspec
 
 from groundhop.errors import ChecksumError, InputError
 from groundhop.training.hotload.atomic import replacing
-from groundhop.training.hotload.checkpoint import INDEX, Checkpoint, open_checkpoint
+from groundhop.training.hotload.checkpoint import INDEX, OTHER_WEIGHTS, Checkpoint, open_checkpoint
 from groundhop.training.hotload.delta import apply_delta, prints_of, read_delta
 from groundhop.training.hotload.fingerprint import Fingerprint, fingerprint, state_digest
 from groundhop.training.hotload.store.fetch import fetch
@@ -18,21 +18,18 @@ from groundhop.training.hotload.store.scratch import Scratch
 from groundhop.training.hotload.store.shared_layout import apply_shared, check_full, read_shared
 from groundhop.training.hotload.store.writer import SnapshotWriter
 
-OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
-"""Files that would hold the same weights once more."""
-
 
 def add_checkpoint(writer: SnapshotWriter, source: Checkpoint) -> None:
-    """Add the shards of a checkpoint file or folder as they are, and the folder's other files, its own index too.
-
-    Sub-folders are left out: the readers of the shared layout know none.
-    """
+    """Add the shards of a checkpoint file or folder as they are, and all other files of the folder but copies of weights."""
     for shard in source.shards:
         writer.add(shard.path, shard.path.name)
-    if source.path.is_dir():
-        for path in sorted(source.path.iterdir()):
-            if path.is_file() and not path.name.startswith(".") and path.suffix not in OTHER_WEIGHTS:
-                writer.add_file(path, path.name)
+    if not source.path.is_dir():
+        return
+    for path in sorted(source.path.rglob("*")):
+        name = path.relative_to(source.path)
+        hidden = any(segment.startswith(".") for segment in name.parts)
+        if path.is_file() and not hidden and not any(path.match(pattern) for pattern in OTHER_WEIGHTS):
+            writer.add_file(path, name.as_posix())
 
 
 def materialize(objects: Objects, identity: str, out: Path, limit: int = CHAIN_LIMIT) -> SnapshotIndex:
@@ -67,6 +64,7 @@ def _place(objects: Objects, anchor: SnapshotIndex, folder: Path) -> list[Path]:
     fetched = folder / ".fetched"
     parts = (*anchor.parts, *anchor.files)
     for path, part in zip(fetch(objects, anchor, fetched, files=True), parts, strict=True):
+        (folder / part.name).parent.mkdir(parents=True, exist_ok=True)
         path.rename(folder / part.name)
     fetched.rmdir()
     shards = [folder / part.name for part in anchor.parts]

@@ -11,7 +11,7 @@ from groundhop.training.hotload.store.index import (
     index_key,
     read_index,
 )
-from groundhop.training.hotload.store.materialize import materialize
+from groundhop.training.hotload.store.materialize import add_checkpoint, materialize
 from groundhop.training.hotload.store.route import CHAIN_LIMIT, Route, route
 from groundhop.training.hotload.store.writer import SnapshotWriter
 
@@ -22,6 +22,7 @@ __all__ = [
     "Route",
     "SnapshotIndex",
     "SnapshotWriter",
+    "add_checkpoint",
     "anchor_of",
     "check_identity",
     "fetch",

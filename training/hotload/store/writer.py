@@ -12,6 +12,7 @@ from types import TracebackType
 from groundhop.errors import ConflictError, InputError, MissingError
 from groundhop.training.hotload.safetensors_file import read_header
 from groundhop.training.hotload.store.index import (
+    INDEX_NAME,
     Kind,
     Layout,
     Operation,
@@ -114,13 +115,14 @@ class SnapshotWriter:
         return part
 
     def add_file(self, data: bytes | Path, name: str) -> Part:
-        """As `add`, for the other files of a full checkpoint (configuration, tokenizer), kept under their own names."""
+        """As `add`, for the other files of a full checkpoint (configuration, tokenizer), kept under their own names.
+
+        `name`: the path in the checkpoint folder, `/` between its segments.
+        """
         digest, size = _measure(data)
-        # The checkpoint's own index would take the place of ours.
-        key = f"{self._start.identity}/" + (
-            f"original-{name}" if index_key(self._start.identity).endswith(f"/{name}") else name
-        )
-        part = Part(key=key, size=size, sha256=digest, name=name)
+        # Readers of the shared layout look for files beside the index only; the checkpoint's own index would replace ours.
+        file = ("original-" if name == INDEX_NAME else "") + name.replace("/", "--")
+        part = Part(key=f"{self._start.identity}/{file}", size=size, sha256=digest, name=name)
         self._upload(self._put_named, part, data)
         self._files.append(part)
         return part
