@@ -25,6 +25,22 @@ CASTS = frozenset({"F64", "F32", "F16", "BF16"})
 """Among these a trainer's type may differ from the checkpoint's, as FP32 masters do; quantised types have scales besides."""
 
 
+class Given:
+    """A trainer's tensors as a `Weights`, in the trainer's own types. Raises: InputError for a name that comes twice."""
+
+    def __init__(self, named: Named) -> None:
+        self._tensors: dict[str, Any] = {}
+        for name, tensor in named:
+            if name in self._tensors:
+                raise InputError(f"the trainer gave {name} twice")
+            self._tensors[name] = tensor
+        self.specs: Mapping[str, TensorSpec] = {name: spec_of(name, one) for name, one in self._tensors.items()}
+
+    def bits(self, name: str) -> Bits:
+        """The bits of a tensor; a sharded one is gathered."""
+        return cast(self._tensors[name], self.specs[name])
+
+
 def spec_of(name: str, tensor: Any) -> TensorSpec:
     """What a checkpoint would say of a tensor. Raises: InputError for a type that no checkpoint holds."""
     kind = str(tensor.dtype).removeprefix("torch.")

@@ -72,7 +72,6 @@ class End(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     changed: int
     total: int
     bytes: int
-    index_sha256: str
 
 
 @dataclass(frozen=True, slots=True)
