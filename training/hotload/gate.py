@@ -34,13 +34,13 @@ GATE_PATH = "/groundhop/gate"
 """GET tells `closed`, `salt` and `version`; POST sets the first two, each where it is given."""
 GENERATION = frozenset({"/v1/chat/completions", "/v1/completions", "/inference/v1/generate"})
 """Routes whose bodies are read and whose answers tell their versions."""
-ADMIN = frozenset(
-    ("/health", "/ping", "/metrics", "/version", "/load", "/server_info", "/pause", "/resume", "/is_paused")
-    + ("/abort_requests", "/collective_rpc", "/init_weight_transfer_engine", "/shutdown_weight_transfer_engine")
-    + ("/start_weight_update", "/start_draft_weight_update", "/update_weights", "/finish_weight_update")
-    + ("/update_weight_version", "/weight_info", "/weight_checker", "/get_world_size", "/reset_prefix_cache")
-    + ("/reset_mm_cache", "/reset_encoder_cache", "/sleep", "/wake_up", "/is_sleeping")
-)
+ADMIN = frozenset({
+    "/health", "/ping", "/metrics", "/version", "/load", "/server_info", "/pause", "/resume", "/is_paused",
+    "/abort_requests", "/collective_rpc", "/init_weight_transfer_engine", "/shutdown_weight_transfer_engine",
+    "/start_weight_update", "/start_draft_weight_update", "/update_weights", "/finish_weight_update",
+    "/update_weight_version", "/weight_info", "/weight_checker", "/get_world_size", "/reset_prefix_cache",
+    "/reset_mm_cache", "/reset_encoder_cache", "/sleep", "/wake_up", "/is_sleeping",
+})  # fmt: skip
 """What a closed gate still lets through: nothing of it makes tokens."""
 WISHES = {"exact_version": "x-exact-version", "min_required_version": "x-min-required-version"}
 MOST_BODY_BYTES = 64 * 2**20

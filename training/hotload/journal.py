@@ -1,8 +1,8 @@
 """What a replica's weights are, on disk before the first of them is written: the memory of an agent that was killed.
 
-A journal says what the replica last held for certain, and, from before the first write until the bits are verified, what is
-being written. `writing` set means DIRTY: nobody serves until a digest over the live weights, an overwrite or a whole load
-says what they are (`control-plane.md` 5.3, invariant J-I4).
+Clean: the weights are `held`. Dirty: `writing` began, nobody knows what the weights are, and nobody serves until a digest over
+the live bits, an overwrite or a whole load says what they are (`control-plane.md` 5.3, invariant J-I4). Prepared: what was
+written is verified, and waits for the commit of the whole fleet.
 """
 
 import os
@@ -16,86 +16,110 @@ from groundhop.errors import InputError
 
 MOST_BYTES = 64 * 1024
 
+JournalState = Literal["unknown", "clean", "dirty", "prepared"]
+
 
 class Held(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A state that was verified, bit for bit, by its digest."""
+    """A state of the weights."""
 
     identity: str
     version: int
     digest: str
+    """Over every bit."""
     epoch: int = 0
-    """Fencing number of the publisher it came from; an older one is refused."""
+    """Fencing number of the publisher it came from; an older one's snapshots are refused from then on."""
 
 
 class Writing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An unfinished write."""
+    """An attempt to reach another state."""
 
     txn: str
     to: Held
+    verified: bool = False
+    """Whether the weights were seen to be `to`."""
 
 
 class Record(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Content of the file."""
 
     held: Held | None = None
-    """What the weights were when they were last known; None before the first time."""
-    committed: Held | None = None
-    """The last state that the whole fleet agreed on; a local checkpoint of it mends anything."""
+    """The last state that was served; None where no snapshot names it."""
     writing: Writing | None = None
-    """None when clean."""
 
     @property
-    def state(self) -> Literal["clean", "dirty", "unknown"]:
-        """Whether `held` says what the weights are."""
-        return "dirty" if self.writing is not None else "clean" if self.held is not None else "unknown"
+    def state(self) -> JournalState:
+        """In one word."""
+        if self.writing is not None:
+            return "prepared" if self.writing.verified else "dirty"
+        return "unknown" if self.held is None else "clean"
+
+    @property
+    def live(self) -> Held | None:
+        """What the weights are for certain; None where nobody knows."""
+        match self.state:
+            case "prepared":
+                return self.writing.to if self.writing else None
+            case "clean":
+                return self.held
+            case _:
+                return None
 
 
 class Journal:
     """One file, replaced as a whole and synchronised to the disk before any method returns."""
 
-    def __init__(self, path: Path) -> None:
-        """Open the journal at `path`, which may be absent. Raises: InputError when it cannot be read."""
+    def __init__(self, path: Path | None) -> None:
+        """Open the journal at `path`, which may be absent; with None, keep it in memory.
+
+        Raises: InputError when it cannot be read.
+        """
         self._path = path
-        self._record = _read(path)
+        self._record = Record() if path is None else _read(path)
 
     @property
     def record(self) -> Record:
         """What the file says."""
         return self._record
 
-    def begin(self, writing: Writing) -> None:
-        """Say, before the first write, that the weights are about to change."""
-        self._write(msgspec.structs.replace(self._record, writing=writing))
+    def begin(self, txn: str, to: Held) -> None:
+        """Say, before the first write, that the weights are about to become `to`: dirty."""
+        self._write(Record(held=self._record.held, writing=Writing(txn=txn, to=to)))
 
-    def hold(self, held: Held) -> None:
-        """Say that the weights were verified to be `held`: clean."""
-        self._write(msgspec.structs.replace(self._record, held=held, writing=None))
+    def verify(self) -> None:
+        """Say that the weights were seen to be what was written: prepared."""
+        assert self._record.writing is not None
+        writing = msgspec.structs.replace(self._record.writing, verified=True)
+        self._write(Record(held=self._record.held, writing=writing))
 
-    def forget(self) -> None:
-        """Say that nobody knows the weights, as after the engine's restart: clean of writes, and holding nothing."""
-        self._write(msgspec.structs.replace(self._record, held=None, writing=None))
+    def doubt(self) -> None:
+        """Say that what was written must not be served: dirty again."""
+        if self._record.writing is not None:
+            writing = msgspec.structs.replace(self._record.writing, verified=False)
+            self._write(Record(held=self._record.held, writing=writing))
 
-    def commit(self) -> None:
-        """Say that what is held is what the fleet agreed on."""
-        assert self._record.state == "clean"
-        self._write(msgspec.structs.replace(self._record, committed=self._record.held))
+    def hold(self, held: Held | None) -> None:
+        """Say that the weights are `held`, or, with None, weights that no snapshot names: clean."""
+        self._write(Record(held=held))
 
     def _write(self, record: Record) -> None:
-        if record == self._record:
-            return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._path.with_name(self._path.name + ".tmp")
-        with temporary.open("wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(record), indent=1))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        if self._path is not None and record != self._record:
+            _write(self._path, msgspec.json.format(msgspec.json.encode(record), indent=1))
         self._record = record
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _read(path: Path) -> Record:
@@ -109,6 +133,4 @@ def _read(path: Path) -> Record:
     try:
         return msgspec.json.decode(raw, type=Record)
     except msgspec.MsgspecError as error:
-        raise InputError(
-            f"{path} cannot be read as a journal: {error}. Remove it to reload the replica whole"
-        ) from error
+        raise InputError(f"{path} cannot be read as a journal: {error}. Remove it to load the replica anew") from error

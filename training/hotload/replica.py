@@ -27,6 +27,8 @@ RESUME_TRIES = 4
 
 CachePolicy = Literal["preserve", "reset_all"]
 """What happens to keys and values of the old weights: kept, with new requests salted apart, or thrown away."""
+Operation = Literal["differential", "overwrite"]
+"""Whether changes fit exactly one base state, or are absolute."""
 PauseMode = Literal["keep", "wait", "abort"]
 """What happens to requests in flight: frozen and continued on the new weights, drained before, or ended."""
 
@@ -76,7 +78,7 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Paths of the delta files, in order; the server must be able to read them."""
     base_digest: str
     digest: str
-    operation: Literal["differential", "overwrite"]
+    operation: Operation
     verify: Literal["full", "touched"] = "touched"
 
 
