@@ -42,8 +42,8 @@ def find_replay(found: HotLoad | None, body: HotLoadBody) -> HotLoad | None:
     return found
 
 
-def admit(deployment: Deployment, body: HotLoadBody, hot_load_id: str, now: float) -> Created:
-    """Start a hot-load, or say why not.
+def admit(deployment: Deployment, asked: HotLoadBody, body: HotLoadBody, hot_load_id: str, now: float) -> Created:
+    """Start a hot-load, or say why not. `body` is what was `asked`, with what the store says about the snapshot filled in.
 
     Raises: RefusedError with `invalid_argument`, `aborted` (a stale publisher, a head that moved, an identity with other
     content) or `failed_precondition` (one already in progress, an unknown predecessor, too long a chain, no replicas).
@@ -65,7 +65,7 @@ def admit(deployment: Deployment, body: HotLoadBody, hot_load_id: str, now: floa
     return Created(
         id=hot_load_id,
         body=_resolve(deployment, body, hot_load_id),
-        asked=body,
+        asked=asked,
         link=link,
         deltas=deltas,
         txn=f"{hot_load_id}.1",

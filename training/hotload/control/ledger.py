@@ -49,7 +49,7 @@ class Ledger:
         self._since_saved: dict[str, int] = {}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._database = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+            self._database = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
             self._database.execute("PRAGMA locking_mode=EXCLUSIVE")
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=FULL")
