@@ -14,6 +14,7 @@
     ├── ConflictError(RuntimeError)      an immutable name holds other content, or somebody else was first
     ├── FencedError(RuntimeError)        a newer publisher has taken over: this one changes nothing more
     ├── RefusedError(RuntimeError)       a control plane declined, and why; asking the same again changes nothing
+    ├── PlacementError(ValueError)       an engine's live weights cannot take changes in place, and why
     └── StoreError(OSError)              an object store or a disk failed: may be asked again
         └── SpaceError                   no space left: free some first
 
@@ -99,3 +100,7 @@ class RefusedError(GroundhopError, RuntimeError):
     def reason(self) -> str:
         """The message without the code."""
         return str(self).partition(": ")[2]
+
+
+class PlacementError(GroundhopError, ValueError):
+    """An engine keeps its weights in a way that cannot be proven equal to the checkpoint's, or moved them since."""
