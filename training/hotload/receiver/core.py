@@ -108,18 +108,14 @@ class ReceiverCore:
         if self._open is None:
             raise InputError("no try is open")
         self._prints = prints_of(self._weights)
-        if self.digest != self._open.digest:
-            raise ChecksumError(
-                f"{self._open.identity} gives {self.digest[:12]}, promised was {self._open.digest[:12]}"
-            )
+        self._require_new(self._open)
         return self.digest
 
     def commit(self, txn: str) -> None:
-        """Claim the new identity: clean again. Raises: InputError where `txn` is not the open try or is not finished."""
+        """Claim the new identity: clean again. Raises: InputError where `txn` is not the open try, ChecksumError where it is not finished."""
         if self._open is None or self._open.txn != txn:
             raise InputError(f"try {txn} is not open")
-        if self.digest != self._open.digest:
-            raise InputError(f"try {txn} is not finished")
+        self._require_new(self._open)
         self._origin, self._identity = self._open.base, self._open.identity
         self._clean()
 
@@ -149,6 +145,10 @@ class ReceiverCore:
         if not fits:
             state = f"{self._dirty.base}, half written to {self._dirty.target}" if self._dirty else self._identity
             raise InputError(f"{request.identity}: base {request.base} needed, have {state}")
+
+    def _require_new(self, request: HotLoad) -> None:
+        if self.digest != request.digest:
+            raise ChecksumError(f"{request.identity} gives {self.digest[:12]}, promised was {request.digest[:12]}")
 
     def _is_repeated(self, key: str) -> bool:
         """Whether this try took the part before; noted before the first write, so that half a part is never repeated."""
