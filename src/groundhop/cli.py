@@ -68,7 +68,8 @@ def _dispatch(options: argparse.Namespace) -> int:
         case "hotload":
             from groundhop.training.hotload import cli as hotload
 
-            print(hotload.run(options))
+            if text := hotload.run(options):
+                print(text)
         case "run":
             return _run_all(options)
         case stage:

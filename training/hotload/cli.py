@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from groundhop.errors import GroundhopError, InputError
+from groundhop.training.hotload.control import cli as control
 
 ENCODINGS = ("auto", "context", "xor", "add", "overwrite", "dense")
 CHECKPOINT = "a safetensors file, or a Hugging Face checkpoint folder"
@@ -13,6 +14,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     """Add hot-load's commands to the parser of `groundhop hotload`."""
     commands = parser.add_subparsers(dest="action", required=True, metavar="COMMAND")
     _add_file_commands(commands)
+    control.add_commands(commands)
 
 
 def run(options: argparse.Namespace) -> str:
@@ -30,6 +32,8 @@ def run(options: argparse.Namespace) -> str:
 
 
 def _run(options: argparse.Namespace) -> str:
+    if options.action in control.ACTIONS:
+        return control.run(options)
     from groundhop.training.hotload import commands
 
     match options.action:

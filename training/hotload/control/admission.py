@@ -33,6 +33,16 @@ def lease(deployment: Deployment, body: LeaseBody, now: float) -> LeaseTaken:
     return LeaseTaken(owner=body.owner, epoch=deployment.epoch + 1, until=now + ttl_s)
 
 
+def standing(deployment: Deployment) -> str:
+    """The head; before the first commit, what all live replicas say that they hold; else `initial`."""
+    if deployment.head is not None:
+        return deployment.head
+    live = [replica.current for replica in deployment.replicas.values() if replica.state != "offline"]
+    held = {current.identity if current.clean else None for current in live}
+    (only,) = held if len(held) == 1 else (None,)
+    return only or INITIAL
+
+
 def find_replay(found: HotLoad | None, body: HotLoadBody) -> HotLoad | None:
     """The hot-load that `body` asked for already. Raises: RefusedError where its id stands for another request."""
     if found is None:
@@ -89,8 +99,9 @@ def _check_publisher(deployment: Deployment, body: HotLoadBody, now: float) -> N
         raise refuse("aborted", f"stale publisher epoch {epoch}: the current one is {deployment.epoch}")
     if epoch is None and deployment.lease_owner is not None and deployment.lease_until > now:
         raise refuse("aborted", f"publisher {deployment.lease_owner} holds the lease, and the request carries no epoch")
-    if body.expected_head is not None and body.expected_head != (deployment.head or INITIAL):
-        raise refuse("aborted", f"expected head {body.expected_head}, found {deployment.head or INITIAL}: rebase")
+    head = standing(deployment)
+    if body.expected_head is not None and body.expected_head != head:
+        raise refuse("aborted", f"expected head {body.expected_head}, found {head}: rebase")
 
 
 def _check_identity(deployment: Deployment, body: HotLoadBody) -> None:
@@ -113,9 +124,7 @@ def _find_link(deployment: Deployment, body: HotLoadBody) -> tuple[str | None, i
         return None, 0
     link = deployment.committed.get(body.base)
     if link is None:
-        held = [replica.current for replica in deployment.replicas.values() if replica.state != "offline"]
-        of_server = body.base == INITIAL or any(one.clean and one.identity == body.base for one in held)
-        if deployment.head is not None or not of_server:
+        if deployment.head is not None or body.base not in (INITIAL, standing(deployment)):
             raise refuse("failed_precondition", f"unknown predecessor {body.base}: it was not committed here")
         return None, 1
     deltas = deployment.hot_loads[link].deltas + 1

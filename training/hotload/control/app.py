@@ -13,8 +13,8 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from groundhop.training.hotload.control import coreweave, fireworks
-from groundhop.training.hotload.control.guard import Guard
 from groundhop.training.hotload.control.answers import fail, needed, number, read, reply, route, whole
+from groundhop.training.hotload.control.guard import Guard
 from groundhop.training.hotload.control.service import LONGEST_POLL_S, Service
 from groundhop.training.hotload.control.views import view_hot_load
 from groundhop.training.hotload.control.wire import (
@@ -25,6 +25,7 @@ from groundhop.training.hotload.control.wire import (
     Name,
     RegisterBody,
     ReportBody,
+    Status,
     read_body,
 )
 
@@ -83,7 +84,7 @@ def _open_routes() -> list[Route]:
 
 def _deployment_routes(service: Service) -> list[Route]:
     async def status(_: Request) -> Response:
-        return reply([service.view(name) for name in service.names()])
+        return reply(Status(deployments=tuple(service.view(name) for name in service.names())))
 
     async def put(request: Request) -> Response:
         name = read_body(msgspec.json.encode({"name": request.path_params["name"]}), _Named).name

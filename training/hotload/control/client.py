@@ -1,15 +1,17 @@
 """Talk to the control plane: publishers (`ControlClient`, `ControlFleet`) and replica agents (`AgentClient`)."""
 
+import contextlib
 import os
 import time
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+import uuid
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import httpx
 import msgspec
 from msgspec import Struct
 
-from groundhop.errors import CredentialError, InputError, RefusedError, ServerError
+from groundhop.errors import ConflictError, CredentialError, FencedError, InputError, RefusedError, ServerError
 from groundhop.training.hotload.control.wire import (
     BarrierReply,
     DeploymentBody,
@@ -21,13 +23,16 @@ from groundhop.training.hotload.control.wire import (
     HotLoadView,
     LeaseBody,
     LeaseReply,
+    PromptCache,
     RegisterBody,
     RegisterReply,
     ReportBody,
     ReportReply,
+    Status,
     TaskReply,
     read_reply,
 )
+from groundhop.training.hotload.fleet import OperationHint
 
 if TYPE_CHECKING:
     from groundhop.training.hotload.store.snapshots import SnapshotIndex
@@ -66,6 +71,10 @@ class ControlClient:
     def lease(self, name: str, body: LeaseBody) -> LeaseReply:
         """Take or renew the publisher's lease."""
         return self._ask("POST", f"/v1/deployments/{quote(name)}/publisher_lease", LeaseReply, body=body)
+
+    def status(self) -> tuple[DeploymentView, ...]:
+        """All deployments."""
+        return self._ask("GET", "/v1/status", Status).deployments
 
     def create(self, body: HotLoadBody) -> HotLoadView:
         """Start a hot-load; with the same id and body again, give the one that there is."""
@@ -122,23 +131,89 @@ class ControlFleet:
         token: str | None = None,
         *,
         timeout_s: float = 1800.0,
-        prompt_cache: Literal["preserve", "reset_all"] | None = None,
+        prompt_cache: PromptCache | None = None,
     ) -> None:
         self._client = ControlClient(url, token)
         self._deployment = deployment
         self._timeout_s = timeout_s
-        self._prompt_cache = prompt_cache
+        self._prompt_cache: PromptCache | None = prompt_cache
 
-    def hot_load(self, index: "SnapshotIndex", operation_hint: Literal["differential", "overwrite"]) -> None:
+    def hot_load(self, index: "SnapshotIndex", operation_hint: OperationHint) -> None:
         """Bring all required replicas to a snapshot and commit it; returns when they serve it. May be called again.
 
-        Raises: ServerError when they do not; RefusedError with code `aborted` for a publisher that another one fenced.
+        Raises: ServerError when they do not; FencedError for a publisher of an older epoch; ConflictError where the head is
+        another than the delta's base, or the identity stands for other content.
         """
-        raise NotImplementedError
+        end = time.monotonic() + self._timeout_s
+        view = self._client.deployment(self._deployment)
+        if view.open_hot_load is None and view.head == index.identity and self.clean_on(index.identity):
+            return
+        if view.open_hot_load is not None:
+            running = self._wait(view.open_hot_load, end)
+            if running.identity == index.identity and running.committed:
+                return
+        try:
+            started = self._create(self._body(index, operation_hint))
+        except ServerError as error:
+            if index.base is None or "unknown predecessor" not in str(error):
+                raise
+            # The control plane is younger than the store. It learns of the base; agents find their way there by themselves.
+            base = HotLoadBody(deployment_id=self._deployment, identity=index.base, kind="full", operation="overwrite")
+            self._must_commit(self._wait(self._create(base).hot_load_id, end))
+            started = self._create(self._body(index, operation_hint))
+        self._must_commit(self._wait(started.hot_load_id, end))
 
     def clean_on(self, identity: str) -> bool:
-        """Whether every live replica of the deployment holds exactly `identity`, and there is one."""
-        raise NotImplementedError
+        """Whether every live replica of the deployment holds exactly `identity`, and there is one; False when unsure."""
+        try:
+            view = self._client.deployment(self._deployment)
+        except (RefusedError, ServerError):
+            return False
+        live = [replica for replica in view.replicas if replica.state not in ("offline", "recovering")]
+        if not live or view.open_hot_load is not None or view.head not in (None, identity):
+            return False
+        return all(replica.state == "serving" and replica.current_identity == identity for replica in live)
+
+    def _body(self, index: "SnapshotIndex", operation: OperationHint) -> HotLoadBody:
+        return HotLoadBody(
+            deployment_id=self._deployment,
+            hot_load_id=uuid.uuid4().hex,
+            identity=index.identity,
+            version=index.version,
+            kind=index.kind,
+            base=index.base,
+            operation=index.operation,
+            prompt_cache=self._prompt_cache,
+            publisher_epoch=index.epoch or None,
+            # An overwrite mends what an attempt left that its publisher does not know the end of: the head may have moved.
+            expected_head=index.base if operation == "differential" else None,
+            digest=index.digest,
+        )
+
+    def _create(self, body: HotLoadBody) -> HotLoadView:
+        try:
+            return self._client.create(body)
+        except RefusedError as error:
+            if error.code == "aborted":
+                kind = FencedError if "stale publisher epoch" in error.reason else ConflictError
+                raise kind(error.reason) from error
+            raise ServerError(error.reason) from error
+
+    def _wait(self, hot_load_id: str, end: float) -> HotLoadView:
+        while True:
+            left = end - time.monotonic()
+            found = self._client.hot_load(hot_load_id, wait_s=min(max(left, 0.0), WAIT_S))
+            if found.finished_at is not None:
+                return found
+            if left <= 0:
+                # Nothing may be left running that could commit behind the publisher's back.
+                with contextlib.suppress(RefusedError):
+                    self._client.cancel(hot_load_id)
+                raise ServerError(f"{found.identity} is not on all replicas after {self._timeout_s:g} s: {found.state}")
+
+    def _must_commit(self, found: HotLoadView) -> None:
+        if not found.committed:
+            raise ServerError(f"{found.identity} was not taken up: {found.reason or found.state}")
 
 
 class AgentClient:

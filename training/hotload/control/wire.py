@@ -292,6 +292,12 @@ class DeploymentView(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     now: float
 
 
+class Status(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`GET /v1/status`: everything, for people."""
+
+    deployments: tuple[DeploymentView, ...]
+
+
 class LeaseBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/deployments/{name}/publisher_lease`."""
 
