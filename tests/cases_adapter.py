@@ -1,5 +1,6 @@
 """The project's functions under the names that row fixtures of failure cases are checked through."""
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from groundhop.pipeline.robots import parse_robots
 from groundhop.pipeline.urls import url_key as key_of
 from groundhop.pipeline.warc import Stored
 from groundhop.pipeline.warc import read_warc as read_records
+from groundhop.training.hotload import commands, zstd_frames
+from groundhop.training.hotload.checkpoint import open_checkpoint
 
 
 def parse_tool_calls(raw_text: str, finish_reason: str) -> list[dict[str, Any]]:
@@ -73,3 +76,18 @@ def page_text(body_bytes: bytes, content_type: str | None) -> str:
 def read_warc(path: str) -> dict[str, bytes]:
     """The decoded bodies of a file's whole pages."""
     return {stored.url: stored.body for stored in read_records(Path(path)) if isinstance(stored, Stored)}
+
+
+def zstd_decode(data: bytes) -> bytes:
+    """The content of all frames. Raises: InputError, a ValueError, unless they are whole and nothing follows."""
+    return zstd_frames.decode(data, limit=2**24)
+
+
+def apply_delta(base_path: str, target_path: str) -> dict[str, bytes]:
+    """The tensors' bytes of the base after the delta to the target."""
+    with tempfile.TemporaryDirectory() as work:
+        delta, out = Path(work, "step.delta"), Path(work, "out.safetensors")
+        commands.diff(Path(base_path), Path(target_path), delta)
+        commands.apply(Path(base_path), delta, out)
+        moved = open_checkpoint(out)
+        return {name: moved.bits(name).tobytes() for name in moved.specs}

@@ -103,7 +103,7 @@ def tied(weights: Weights) -> bool:
 def _entries_for(base: Checkpoint, delta: Delta) -> Mapping[str, Entry]:
     entries = {entry.name: entry for entry in delta.entries}
     for seen, prints in _ways_to_see(base):
-        if entries.keys() <= seen.specs.keys():
+        if entries.keys() <= seen.specs.keys() and all(_fits(entry, prints[name]) for name, entry in entries.items()):
             known = prints | {name: entry.fingerprint for name, entry in entries.items()}
             if not delta.digest or state_digest(seen.specs, known) == delta.digest:
                 return _as_stored(entries, base, seen)
@@ -113,6 +113,10 @@ def _entries_for(base: Checkpoint, delta: Delta) -> Mapping[str, Entry]:
     raise ChecksumError(
         f"version {delta.version} builds on the state {delta.base_digest[:12]}, {base.path} holds {base.digest[:12]}"
     )
+
+
+def _fits(entry: Entry, present: Fingerprint) -> bool:
+    return entry.base_fingerprint is None or present in (entry.base_fingerprint, entry.fingerprint)
 
 
 def _ways_to_see(base: Checkpoint) -> Iterator[tuple[Weights, dict[str, Fingerprint]]]:
