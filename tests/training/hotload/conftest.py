@@ -4,3 +4,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+from store_servers import objects, s3_server, store_url  # noqa: E402
+
+__all__ = ["objects", "s3_server", "store_url"]

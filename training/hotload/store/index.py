@@ -168,13 +168,14 @@ class _Document(Struct, frozen=True):
 def decode_index(raw: bytes, identity: str, objects: Objects) -> SnapshotIndex:
     """Decode an index object; `objects` tells the sizes where another writer's index does not."""
     where = index_key(identity)
+    if ours := b"groundhop" in raw:
+        check_seal(raw, where)
     try:
         document = msgspec.json.decode(raw, type=_Document)
         metadata = document.metadata or {}
-        if "groundhop" not in metadata:
+        if not ours:
             return _foreign(metadata, document.weight_map, identity, objects)
-        check_seal(raw, where)
-        index = msgspec.convert(metadata["groundhop"], SnapshotIndex, strict=True)
+        index = msgspec.convert(metadata.get("groundhop"), SnapshotIndex, strict=True)
     except msgspec.MsgspecError as error:
         raise InputError(f"{where}: the index cannot be read: {error}") from error
     check_index(index, identity)
