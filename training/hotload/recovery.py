@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from groundhop.errors import ChecksumError, MissingError
 from groundhop.training.hotload.anchors import scratch
@@ -13,9 +14,17 @@ from groundhop.training.hotload.store.index import index_key, index_sha256, read
 from groundhop.training.hotload.store.log import Commit
 from groundhop.training.hotload.store.materialize import materialize
 from groundhop.training.hotload.store.objects import Objects
-from groundhop.training.hotload.touched import TouchedFile, clear, read_touched
+from groundhop.training.hotload.touched import Attempt, TouchedFile, clear, read_touched
 
 logger = logging.getLogger(__name__)
+
+
+class HeldAttempt(NamedTuple):
+    """An attempt that only lacks its commit record."""
+
+    attempt: Attempt
+    index_sha256: str
+    digest: str
 
 
 def recover(objects: Objects, head: Commit, folder: Path, attempts: Path, mapped: bool) -> Baseline:
@@ -62,10 +71,8 @@ def covered(files: Sequence[TouchedFile], head: Commit) -> list[TouchedFile]:
     return [file for file in files if file.attempt.version > head.version]
 
 
-def held_attempt(
-    objects: Objects, fleet: Fleet, head: Commit, files: Sequence[TouchedFile]
-) -> tuple[TouchedFile, str] | None:
-    """The last attempt on `head` and its index's SHA-256, if its snapshot is whole and the fleet holds it.
+def held_attempt(objects: Objects, fleet: Fleet, head: Commit, files: Sequence[TouchedFile]) -> HeldAttempt | None:
+    """The last attempt on `head`, if its snapshot is whole and the fleet holds it.
 
     Its publisher was lost, or its answer was, between the fleet's word and the commit record.
     """
@@ -81,4 +88,4 @@ def held_attempt(
         return None
     if index.digest != last.end.digest or not fleet.clean_on(index.identity):
         return None
-    return last, sha256
+    return HeldAttempt(last.attempt, sha256, index.digest)
