@@ -95,9 +95,10 @@ def txn_of(deployment: Deployment, name: str) -> str:
     replica = deployment.replicas[name]
     hot_load = open_hot_load(deployment)
     if hot_load is not None and name in hot_load.attempt.required and not replica.hopeless:
-        served = replica.state == "serving" and replica.current.identity == hot_load.body.identity
-        if hot_load.committed_at is None or (not served and replica.state not in ("dirty", "lagging", "recovering")):
-            return f"{hot_load.attempt.txn}-{replica.tries}"
+        txn = f"{hot_load.attempt.txn}-{replica.tries}"
+        # After the commit, who is at work under the attempt goes on; who is not comes to the head by any way.
+        if hot_load.committed_at is None or (replica.txn == txn and replica.state in STAGING | WRITING):
+            return txn
     if deployment.head is not None and replica.state != "serving":
         return f"recover-{deployment.head_id}-{replica.tries}"
     return ""
