@@ -6,7 +6,7 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 RUN_DIR ?= runs/demo
 
-.PHONY: setup demo smoke test check format bench wheel clean
+.PHONY: setup demo smoke test check format bench bench-hotload wheel clean
 
 setup: $(STAMP)
 
@@ -40,6 +40,9 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python bench/agent_overhead.py --run $(RUN_DIR)
+
+bench-hotload: $(STAMP)
+	$(BIN)/python bench/hotload_codec.py --write docs/results.md
 
 wheel: $(STAMP)
 	$(BIN)/python -m build --no-isolation --outdir dist
