@@ -88,6 +88,8 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
     if request.param == "disk":
         return str(tmp_path / "store")
     use_s3(request.getfixturevalue("s3_server"), monkeypatch)
+    # The server makes a bucket at the first write to it.
+    open_objects("s3://tests").put("ready", b"")
     return f"s3://tests/{uuid.uuid4().hex}"
 
 

@@ -101,6 +101,8 @@ def _clear_errors(key: str) -> Iterator[None]:
     except (PermissionDeniedError, UnauthenticatedError) as error:
         raise CredentialError(f"no access to object {key}: {_first_line(error)}") from error
     except (BaseError, OSError) as error:
+        if "NoSuchBucket" in str(error):
+            raise MissingError(f"no bucket for object {key}: {_first_line(error)}") from error
         kind = SpaceError if any(word in str(error) for word in _FULL) else StoreError
         raise kind(f"object {key}: {_first_line(error)}") from error
 

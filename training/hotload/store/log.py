@@ -190,8 +190,8 @@ class CommitLog:
                     raise ConflictError(f"{identity}: the head is {head}, expected {expected_head}")
                 if version <= old:
                     raise ConflictError(f"{identity}: need a version above {old}, got {version}")
-                if self._append(view, wanted):
-                    return wanted
+                if self._append(view, wanted) and (done := self._settled(wanted)):
+                    return done
 
     def abort(self, epoch: int, *, txn: str, identity: str, version: int, reason: str) -> None:
         """Record that an attempt was given up. Raises: FencedError, ConflictError when it was committed after all.

@@ -60,11 +60,14 @@ def _from_anchor(read_index: ReadIndex, want: str, limit: int) -> Route:
     deltas: list[SnapshotIndex] = []
     at = want
     while True:
-        index = read_index(at)
-        anchor = index if index.kind == "full" else _index_or_none(read_index, anchor_of(at))
+        index = _index_or_none(read_index, at)
+        # The delta beside an anchor may have been pruned: nobody who starts at the anchor needs it.
+        anchor = index if index and index.kind == "full" else _index_or_none(read_index, anchor_of(at))
         if anchor is not None:
             _require_link(anchor, deltas)
             return Route(anchor, tuple(reversed(deltas)))
+        if index is None:
+            raise MissingError(f"{want}: neither {at} nor {anchor_of(at)} is on the store")
         if len(deltas) == limit:
             raise InputError(f"{want}: the chain is too long: no full snapshot within {limit} deltas")
         _push(deltas, index)
