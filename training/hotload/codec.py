@@ -1,67 +1,212 @@
-"""Code the changed elements of a stretch of a tensor into bytes, and read them back."""
+"""Code the changed elements of a stretch of a tensor into bytes, and read them back.
 
+Five modes. `dense`: the stretch's bits, a section for each byte of an element. `overwrite`: locations, then the new bits in
+the same way. `xor` and `add`: locations, then what is xored or added. `context`: the same as `add`, class by class of the
+old exponents (`classes.py`), with differences of bits in the order of the values that they stand for; its reader holds the
+old bits. Bodies are written by `streams.py`, locations by `locations.py`, values by `values.py`.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-import zstandard
+from numpy.typing import NDArray
 
-from groundhop.errors import InputError
-from groundhop.training.hotload import zstd_frames
-from groundhop.training.hotload.bits import Bits
+from groundhop.errors import ChecksumError, InputError
+from groundhop.training.hotload.bits import Bits, TensorSpec
 from groundhop.training.hotload.changes import Change, Encoding, Operation
+from groundhop.training.hotload.classes import FIELDS, MOST_CLASSES, Field, choose_bounds, place, rank_in_classes
+from groundhop.training.hotload.locations import Ranks, read_locations, write_locations
+from groundhop.training.hotload.streams import Reader, Writer
+from groundhop.training.hotload.values import read_values, write_values
 
-CHUNK_ELEMENTS = 1 << 22
-"""Elements that one chunk spans at most."""
-MODES = ("dense", "overwrite", "xor", "add", "context")
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A coded stretch of a tensor."""
-
-    mode: str
-    start: int
-    size: int
-    changed: int
-    body: bytes
-
-
-def encode_chunk(old: Bits | None, new: Bits, start: int, encoding: Encoding) -> Chunk | None:
-    """Code what changed from `old` to `new` (both the stretch alone), None if nothing; without `old` all of it."""
-    if old is None or encoding == "dense":
-        return Chunk("dense", start, new.size, new.size, zstandard.compress(new.tobytes(), 1))
-    positions = np.flatnonzero(old != new).astype(np.uint32)
-    return encode_changes(Change(start, positions, "overwrite", new[positions]), new.size)
-
-
-def encode_changes(change: Change, size: int) -> Chunk | None:
-    """Code changes that are known already, None if there are none."""
-    if change.positions is None or change.operation != "overwrite":
-        raise InputError("not yet")
-    if not change.positions.size:
-        return None
-    raw = change.positions.astype("<u4").tobytes() + change.values.tobytes()
-    return Chunk("overwrite", change.start, size, change.values.size, zstandard.compress(raw, 1))
-
-
-def decode_chunk(chunk: Chunk, unit: Any, old: Bits | None, where: str) -> Change:
-    """Read a chunk back. Raises: InputError for a malformed one."""
-    each = np.dtype(unit).itemsize
-    if chunk.mode == "dense":
-        raw = zstd_frames.decode_exact(chunk.body, chunk.size * each, where)
-        return Change(chunk.start, None, "overwrite", np.frombuffer(raw, unit))
-    raw = zstd_frames.decode_exact(chunk.body, chunk.changed * (4 + each), where)
-    positions = np.frombuffer(raw, "<u4", chunk.changed)
-    if positions.size and (int(positions[-1]) >= chunk.size or not bool(np.all(positions[1:] > positions[:-1]))):
-        raise InputError(f"{where}: positions out of order or out of range")
-    return Change(chunk.start, positions, "overwrite", np.frombuffer(raw, unit, chunk.changed, chunk.changed * 4))
-
-
-OPERATIONS: dict[str, Operation] = {
+Mode = Literal["dense", "overwrite", "xor", "add", "context"]
+MODES: tuple[Mode, ...] = ("dense", "overwrite", "xor", "add", "context")
+"""By their number in a file."""
+OPERATIONS: dict[Mode, Operation] = {
     "dense": "overwrite",
     "overwrite": "overwrite",
     "xor": "xor",
     "add": "add",
     "context": "overwrite",
 }
+"""What a decoded chunk does to the elements."""
+
+CHUNK_ELEMENTS = 1 << 22
+"""Elements that a chunk spans at most, so that a reader can bound what it allocates."""
+CONTEXT_GAIN = 0.99
+"""`auto` takes context encoding where it is below this part of the plain size: it costs its reader a pass over old bits."""
+LONG_VALUES = 0.75
+"""Where differences take more than this part of an element each, `auto` tries the other modes too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A coded stretch of a tensor."""
+
+    mode: Mode
+    start: int
+    """Its first element."""
+    size: int
+    """Elements that it spans."""
+    changed: int
+    """Elements that it changes; all but `dense` name just these."""
+    body: bytes | memoryview
+
+
+def encode_chunk(
+    spec: TensorSpec, old: Bits | None, new: Bits, positions: Ranks, start: int, encoding: Encoding
+) -> Chunk | None:
+    """Code one stretch. `positions` (relative to it) are those to send; None if there are none. Without `old` all is sent.
+
+    `old` and `new` are the stretch alone. Context encoding falls back to the best of the others where the type has no exponent.
+    """
+    if old is None or encoding == "dense":
+        return Chunk("dense", start, new.size, positions.size, _dense(new)) if new.size else None
+    if not positions.size:
+        return None
+    best: tuple[Mode, bytes] | None = None
+    for mode, body in _candidates(spec, old, new, positions, encoding):
+        if best is None or len(body) < len(best[1]) * (CONTEXT_GAIN if mode == "context" else 1.0):
+            best = mode, body
+    assert best is not None
+    return Chunk(best[0], start, new.size, positions.size, best[1])
+
+
+def encode_change(change: Change, size: int) -> Chunk | None:
+    """Code what is known to happen to a stretch of `size` elements that begins at `change.start`, None if nothing."""
+    if change.positions is None:
+        return Chunk("dense", change.start, size, size, _dense(change.values)) if size else None
+    if not change.positions.size:
+        return None
+    body = _sparse(change.operation, change.positions, change.values, size)
+    return Chunk(change.operation, change.start, size, change.positions.size, body)
+
+
+def decode_chunk(chunk: Chunk, spec: TensorSpec, old: Bits | None, where: str) -> Change:
+    """Read a chunk back; `old` (the stretch alone) is used by context encoding only.
+
+    Raises: InputError for a malformed chunk, ChecksumError where `old` are not the bits that it was coded against.
+    """
+    reader = Reader(chunk.body, where)
+    if chunk.mode == "context":
+        if old is None or spec.dtype not in FIELDS:
+            raise InputError(f"{where}: context encoding needs the old bits of a float, got {spec.dtype}")
+        change = _read_context(reader, chunk, old, FIELDS[spec.dtype])
+    elif chunk.mode == "dense":
+        change = Change(chunk.start, None, "overwrite", _read_planes(reader, spec.unit, chunk.size))
+    else:
+        positions = read_locations(reader, chunk.changed, chunk.size)
+        if chunk.mode == "overwrite":
+            values = _read_planes(reader, spec.unit, chunk.changed)
+        else:
+            values = read_values(reader, spec.unit, [chunk.changed], signs=chunk.mode == "add")
+        change = Change(chunk.start, positions, OPERATIONS[chunk.mode], values)
+    reader.end()
+    return change
+
+
+def _candidates(
+    spec: TensorSpec, old: Bits, new: Bits, positions: Ranks, encoding: Encoding
+) -> Iterator[tuple[Mode, bytes]]:
+    """The modes worth comparing, made one after the other."""
+    before, after = old[positions], new[positions]
+    field = FIELDS.get(spec.dtype)
+    if encoding == "context" and field:
+        yield "context", _context(old, positions, before, after, field, choose_bounds(old, positions, field))
+        return
+    if encoding == "overwrite":
+        yield encoding, _sparse("overwrite", positions, after, new.size)
+        return
+    if encoding == "xor":
+        yield encoding, _sparse("xor", positions, before ^ after, new.size)
+        return
+    added = _sparse("add", positions, after - before, new.size)
+    yield "add", added
+    if encoding == "add":
+        return
+    if len(added) > LONG_VALUES * before.nbytes:
+        yield "xor", _sparse("xor", positions, before ^ after, new.size)
+        yield "overwrite", _sparse("overwrite", positions, after, new.size)
+        if 2 * positions.size > new.size:
+            yield "dense", _dense(new)
+    if encoding == "auto" and field:
+        bounds = choose_bounds(old, positions, field)
+        if bounds:
+            yield "context", _context(old, positions, before, after, field, bounds)
+
+
+def _sparse(operation: Operation, positions: Ranks, values: Bits, size: int) -> bytes:
+    writer = Writer()
+    write_locations(writer, positions, size)
+    if operation == "overwrite":
+        _write_planes(writer, values)
+    else:
+        write_values(writer, values, [values.size], signs=operation == "add")
+    return writer.bytes()
+
+
+def _dense(bits: Bits) -> bytes:
+    writer = Writer()
+    _write_planes(writer, bits)
+    return writer.bytes()
+
+
+def _context(old: Bits, positions: Ranks, before: Bits, after: Bits, field: Field, bounds: list[int]) -> bytes:
+    writer = Writer()
+    ranked = rank_in_classes(old, positions, field, bounds)
+    writer.number(len(bounds))
+    writer.raw(bytes(bounds))
+    for total, count in zip(ranked.totals, ranked.counts, strict=True):
+        writer.number(total)
+        writer.number(count)
+    start = 0
+    for total, count in zip(ranked.totals, ranked.counts, strict=True):
+        write_locations(writer, ranked.ranks[start : start + count], total)
+        start += count
+    write_values(writer, (_ordered(after) - _ordered(before))[ranked.order], ranked.counts, signs=True)
+    return writer.bytes()
+
+
+def _read_context(reader: Reader, chunk: Chunk, old: Bits, field: Field) -> Change:
+    kinds = reader.number() + 1
+    if kinds > MOST_CLASSES:
+        raise InputError(f"{reader.where}: need at most {MOST_CLASSES} classes, got {kinds}")
+    bounds = list(reader.raw(kinds - 1))
+    if any(low >= high for low, high in zip([0, *bounds], [*bounds, 1 << field.bits], strict=True)):
+        raise InputError(f"{reader.where}: classes of exponents out of order")
+    sizes = [(reader.number(), reader.number()) for _ in range(kinds)]
+    counts = [count for _, count in sizes]
+    if (sum(total for total, _ in sizes), sum(counts)) != (chunk.size, chunk.changed) or any(c > t for t, c in sizes):
+        raise InputError(f"{reader.where}: the counts of its classes do not add up")
+    ranks = [read_locations(reader, count, total) for total, count in sizes]
+    values = read_values(reader, old.dtype, counts, signs=True)
+    placed = place(old, ranks, field, bounds)
+    if placed is None:
+        raise ChecksumError(f"{reader.where}: the old bits are not those that the delta was made against")
+    new = _ordered(_ordered(old[placed.positions]) + values[placed.sources])
+    return Change(chunk.start, placed.positions, "overwrite", new)
+
+
+def _ordered(bits: Bits) -> Bits:
+    """Bits in the order of the floats that they stand for, as two's complement, -0.0 below 0.0; its own inverse."""
+    top = 8 * bits.itemsize - 1
+    flipped: NDArray[Any] = bits ^ ((bits >> top) * bits.dtype.type((1 << top) - 1))
+    return flipped
+
+
+def _write_planes(writer: Writer, bits: Bits) -> None:
+    """One section for each byte of an element, the lowest first."""
+    planes = np.ascontiguousarray(bits).view(np.uint8).reshape(-1, bits.itemsize)
+    for place_ in range(bits.itemsize):
+        writer.section(np.ascontiguousarray(planes[:, place_]))
+
+
+def _read_planes(reader: Reader, unit: Any, size: int) -> Bits:
+    each = np.dtype(unit).itemsize
+    planes = np.empty((size, each), np.uint8)
+    for place_ in range(each):
+        planes[:, place_] = reader.section(size)
+    bits: Bits = planes.view(unit).reshape(-1)
+    return bits

@@ -1,0 +1,217 @@
+"""What is sent of one tensor, and what a delta says as a whole."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from groundhop.errors import InputError
+from groundhop.training.hotload.bits import Bits, TensorSpec
+from groundhop.training.hotload.changes import Change, Encoding, Operation, check_bits
+from groundhop.training.hotload.codec import (
+    CHUNK_ELEMENTS,
+    OPERATIONS,
+    Chunk,
+    decode_chunk,
+    encode_chunk,
+)
+from groundhop.training.hotload.fingerprint import Fingerprint, fingerprint, fingerprint_at
+from groundhop.training.hotload.kernels import in_parallel, spans
+
+Old = Callable[[int, int], Bits]
+"""Gives the canonical old bits of elements `start` to `stop` of a tensor."""
+Positions = NDArray[np.int64]
+"""Elements of a tensor, strictly increasing."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDelta:
+    """What is sent of one tensor."""
+
+    spec: TensorSpec
+    base_fingerprint: Fingerprint | None
+    """Print of the old bits; None where the result does not depend on them."""
+    fingerprint: Fingerprint
+    chunks: tuple[Chunk, ...]
+    """By their start. Chunks of one stretch change different elements of it."""
+    positions: Positions | None = None
+    """The elements that changed or had to be sent; None where all are sent without an old state, or it is not known."""
+
+    @property
+    def changed(self) -> int:
+        """How many elements changed or had to be sent."""
+        return sum(chunk.changed for chunk in self.chunks)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the coded chunks."""
+        return sum(len(chunk.body) for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of a delta that was read."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    base_fingerprint: Fingerprint | None
+    fingerprint: Fingerprint
+    changed: int
+    chunks: tuple[Chunk, ...]
+    """Their bodies are views into the file's bytes."""
+
+    @property
+    def spec(self) -> TensorSpec:
+        """The tensor in the checkpoint's words."""
+        return TensorSpec(name=self.name, dtype=self.dtype, shape=self.shape)
+
+    @property
+    def tensor_delta(self) -> TensorDelta:
+        """The same, to be written again."""
+        return TensorDelta(self.spec, self.base_fingerprint, self.fingerprint, self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSummary:
+    """What was written."""
+
+    bytes: int
+    """Size of the file."""
+    changed: int
+    """Elements that changed or had to be sent."""
+    total: int
+    """Elements of the tensors that have an entry."""
+    encodings: Mapping[str, int]
+    """Bytes of chunk bodies by their mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A delta that was read and whose SHA-256 and lengths are right."""
+
+    version: int
+    base_digest: str
+    """`state_digest` of the state it builds on; "" for a part whose index tells."""
+    digest: str
+    """That of the state it leads to; "" likewise."""
+    entries: tuple[Entry, ...]
+
+    def changes(self, entry: Entry, old: Old | None = None) -> Iterator[Change]:
+        """Decode the changes of a tensor, stretch by stretch; each is whole and within bounds when it is given out.
+
+        `old` is asked for stretches in context encoding only. Raises: InputError for a malformed chunk or a missing `old`,
+        ChecksumError for old bits that a chunk was not made against.
+        """
+        spec, start, named = entry.spec, -1, []
+        for chunk in entry.chunks:
+            where = f"{entry.name} at {chunk.start}"
+            before = None
+            if chunk.mode == "context":
+                if old is None:
+                    raise InputError(f"{where}: context encoding needs the old bits")
+                before = old(chunk.start, chunk.start + chunk.size)
+                check_bits(where, before, spec.unit, chunk.size)
+            change = decode_chunk(chunk, spec, before, where)
+            if chunk.start != start:
+                start, named = chunk.start, [change.positions]
+            else:
+                named.append(change.positions)
+                _check_apart(named, where)
+            yield change
+
+    def needs_old(self, entry: Entry) -> bool:
+        """Whether decoding this tensor needs its old bits."""
+        return any(chunk.mode == "context" for chunk in entry.chunks)
+
+    @property
+    def operations(self) -> frozenset[Operation]:
+        """The operations that occur."""
+        return frozenset(OPERATIONS[chunk.mode] for entry in self.entries for chunk in entry.chunks)
+
+
+def encode_tensor(
+    spec: TensorSpec,
+    old: Bits | None,
+    new: Bits,
+    *,
+    encoding: Encoding = "auto",
+    also: Positions | None = None,
+    positions: Positions | None = None,
+    prints: tuple[Fingerprint | None, Fingerprint | None] = (None, None),
+    threads: int | None = None,
+) -> TensorDelta | None:
+    """Code one tensor, None when there is nothing to send. Without `old` all of it is sent.
+
+    `also`: positions that are sent whatever they hold, so that a retry reaches what an attempt before it may have
+    written; the operation is then `overwrite` and no base is demanded. `positions`: those that differ, where the caller
+    has compared already. `prints`: those of `old` and `new`, where known, which saves a read; wrong ones make a delta
+    that every reader refuses.
+    Raises: InputError for bits that do not fit `spec`, and for positions out of order or out of range.
+    """
+    check_bits(spec.name, new, spec.unit, spec.size)
+    if old is not None:
+        check_bits(spec.name, old, spec.unit, spec.size)
+    for given in (also, positions):
+        _check_positions(spec, given)
+    if also is not None and encoding != "dense":
+        encoding = "overwrite"
+
+    def one(span: tuple[int, int]) -> tuple[Chunk | None, Positions]:
+        start, stop = span
+        before, after = None if old is None else old[start:stop], new[start:stop]
+        local = _local_positions(before, after, start, positions, also)
+        return encode_chunk(spec, before, after, local, start, encoding), local.astype(np.int64) + start
+
+    coded = in_parallel(one, spans(spec.size, CHUNK_ELEMENTS), threads)
+    sent = np.concatenate([np.empty(0, np.int64), *(local for _, local in coded)])
+    if old is not None and not sent.size:
+        return None
+    base, target = _prints(old, new, sent, prints, threads)
+    chunks = tuple(chunk for chunk, _ in coded if chunk)
+    return TensorDelta(spec, None if also is not None else base, target, chunks, None if old is None else sent)
+
+
+def _local_positions(
+    before: Bits | None, after: Bits, start: int, known: Positions | None, also: Positions | None
+) -> NDArray[np.uint32]:
+    """Elements of a stretch to send, counted from its start; all of them without `before`."""
+    if before is None:
+        return np.arange(after.size, dtype=np.uint32)
+    local = np.flatnonzero(before != after) if known is None else _within(known, start, after.size)
+    if also is not None:
+        local = np.union1d(local, _within(also, start, after.size))
+    return local.astype(np.uint32)
+
+
+def _within(positions: Positions, start: int, size: int) -> Positions:
+    low, high = np.searchsorted(positions, (start, start + size))
+    return positions[low:high] - start
+
+
+def _prints(
+    old: Bits | None,
+    new: Bits,
+    changed: Positions,
+    known: tuple[Fingerprint | None, Fingerprint | None],
+    threads: int | None,
+) -> tuple[Fingerprint | None, Fingerprint]:
+    """Prints of both states; the second follows from the first and what changed."""
+    if old is None:
+        return None, known[1] or fingerprint(new, threads=threads)
+    base = known[0] or fingerprint(old, threads=threads)
+    return base, known[1] or base + fingerprint_at(changed, new[changed]) - fingerprint_at(changed, old[changed])
+
+
+def _check_positions(spec: TensorSpec, positions: Positions | None) -> None:
+    if positions is None or not positions.size:
+        return
+    if int(positions[0]) < 0 or int(positions[-1]) >= spec.size or not bool((positions[1:] > positions[:-1]).all()):
+        raise InputError(f"{spec.name}: need increasing positions below {spec.size}")
+
+
+def _check_apart(named: list[NDArray[np.uint32] | None], where: str) -> None:
+    whole = [positions for positions in named if positions is not None]
+    if len(whole) < len(named) or np.unique(np.concatenate(whole)).size < sum(part.size for part in whole):
+        raise InputError(f"{where}: an element is named twice")
