@@ -67,11 +67,15 @@ class Placed(NamedTuple):
 
 def choose_bounds(old: Bits, positions: Ranks, field: Field) -> list[int]:
     """Split the exponents into at most MOST_CLASSES ranges so that coding the locations takes the fewest bits."""
-    keys = 1 << field.bits
-    totals = _sample(fixed(old), field.shift, keys).astype(np.float64)
-    exponents = (old[positions] >> field.shift) & (keys - 1)
-    changed = np.bincount(exponents, minlength=keys).astype(np.float64)
-    totals = np.maximum(totals * (old.size / max(1.0, totals.sum())), changed)
+    sampled = _sample(fixed(old), field.shift, 1 << field.bits)
+    return split_exponents(sampled, old[positions], old.size, field)
+
+
+def split_exponents(sampled: NDArray[np.int64], before: Bits, size: int, field: Field) -> list[int]:
+    """The same from counts: `sampled[e]` elements of exponent e in the sample of `size` elements; `before` are those that change."""
+    exponents = (before >> field.shift) & ((1 << field.bits) - 1)
+    changed = np.bincount(exponents, minlength=1 << field.bits).astype(np.float64)
+    totals = np.maximum(sampled * (size / max(1, int(sampled.sum()))), changed)
     present = np.flatnonzero(totals)
     starts = _partition(totals[present], changed[present], MOST_CLASSES, float(CLASS_BITS))
     return [int(present[start]) for start in starts if start > 0]
@@ -79,7 +83,7 @@ def choose_bounds(old: Bits, positions: Ranks, field: Field) -> list[int]:
 
 def rank_in_classes(old: Bits, positions: Ranks, field: Field, bounds: Bounds) -> Ranked:
     """Number the elements at `positions` within their classes."""
-    ranks, classes, totals = _rank(fixed(old), fixed(positions), _table(field, bounds), field.shift)
+    ranks, classes, totals = _rank(fixed(old), fixed(positions), class_table(field, bounds), field.shift)
     counts = np.bincount(classes, minlength=MOST_CLASSES)
     order = np.argsort(classes, kind="stable")
     used = len(bounds) + 1
@@ -91,11 +95,11 @@ def place(old: Bits, ranks: Sequence[Ranks], field: Field, bounds: Bounds) -> Pl
     joined = np.concatenate(ranks)
     ends = np.full(MOST_CLASSES + 1, joined.size, np.int64)
     ends[: len(ranks)] = np.cumsum([0, *(part.size for part in ranks[:-1])])
-    positions, sources, found = _place(fixed(old), fixed(joined), ends, _table(field, bounds), field.shift)
+    positions, sources, found = _place(fixed(old), fixed(joined), ends, class_table(field, bounds), field.shift)
     return Placed(positions, sources) if found == joined.size else None
 
 
-def _table(field: Field, bounds: Bounds) -> NDArray[np.uint8]:
+def class_table(field: Field, bounds: Bounds) -> NDArray[np.uint8]:
     """The class by sign and exponent together, so that one shift makes the key."""
     keys = 1 << field.bits
     exponents = np.arange(2 * keys) & (keys - 1)

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from groundhop.errors import ChecksumError, InputError
 from groundhop.training.hotload.bits import Bits, TensorSpec
 from groundhop.training.hotload.changes import Change, Encoding, Operation
-from groundhop.training.hotload.classes import FIELDS, MOST_CLASSES, Field, choose_bounds, place, rank_in_classes
+from groundhop.training.hotload.classes import FIELDS, MOST_CLASSES, Field
 from groundhop.training.hotload.locations import Ranks, read_locations, write_locations
 from groundhop.training.hotload.streams import Reader, Writer
+from groundhop.training.hotload.stretch import Stretch
 from groundhop.training.hotload.values import read_values, write_values
 
 Mode = Literal["dense", "overwrite", "xor", "add", "context"]
@@ -56,14 +57,14 @@ class Chunk:
 
 
 def encode_chunk(
-    spec: TensorSpec, old: Bits | None, new: Bits, positions: Ranks, start: int, encoding: Encoding
+    spec: TensorSpec, old: Stretch | None, new: Stretch, positions: Ranks, start: int, encoding: Encoding
 ) -> Chunk | None:
     """Code one stretch. `positions` (relative to it) are those to send; None if there are none. Without `old` all is sent.
 
-    `old` and `new` are the stretch alone. Context encoding falls back to the best of the others where the type has no exponent.
+    Context encoding falls back to the best of the others where the type has no exponent.
     """
     if old is None or encoding == "dense":
-        return Chunk("dense", start, new.size, positions.size, _dense(new)) if new.size else None
+        return Chunk("dense", start, new.size, positions.size, _dense(new.all())) if new.size else None
     if not positions.size:
         return None
     best: tuple[Mode, bytes] | None = None
@@ -84,8 +85,8 @@ def encode_change(change: Change, size: int) -> Chunk | None:
     return Chunk(change.operation, change.start, size, change.positions.size, body)
 
 
-def decode_chunk(chunk: Chunk, spec: TensorSpec, old: Bits | None, where: str) -> Change:
-    """Read a chunk back; `old` (the stretch alone) is used by context encoding only.
+def decode_chunk(chunk: Chunk, spec: TensorSpec, old: Stretch | None, where: str) -> Change:
+    """Read a chunk back; `old` is used by context encoding only.
 
     Raises: InputError for a malformed chunk, ChecksumError where `old` are not the bits that it was coded against.
     """
@@ -93,7 +94,7 @@ def decode_chunk(chunk: Chunk, spec: TensorSpec, old: Bits | None, where: str) -
     if chunk.mode == "context":
         if old is None or spec.dtype not in FIELDS:
             raise InputError(f"{where}: context encoding needs the old bits of a float, got {spec.dtype}")
-        change = _read_context(reader, chunk, old, FIELDS[spec.dtype])
+        change = _read_context(reader, chunk, spec, old)
     elif chunk.mode == "dense":
         change = Change(chunk.start, None, "overwrite", _read_planes(reader, spec.unit, chunk.size))
     else:
@@ -108,13 +109,13 @@ def decode_chunk(chunk: Chunk, spec: TensorSpec, old: Bits | None, where: str) -
 
 
 def _candidates(
-    spec: TensorSpec, old: Bits, new: Bits, positions: Ranks, encoding: Encoding
+    spec: TensorSpec, old: Stretch, new: Stretch, positions: Ranks, encoding: Encoding
 ) -> Iterator[tuple[Mode, bytes]]:
     """The modes worth comparing, made one after the other."""
-    before, after = old[positions], new[positions]
+    before, after = old.at(positions), new.at(positions)
     field = FIELDS.get(spec.dtype)
     if encoding == "context" and field:
-        yield "context", _context(old, positions, before, after, field, choose_bounds(old, positions, field))
+        yield "context", _context(old, positions, before, after, field, old.choose_bounds(positions, field))
         return
     if encoding == "overwrite":
         yield encoding, _sparse("overwrite", positions, after, new.size)
@@ -130,9 +131,9 @@ def _candidates(
         yield "xor", _sparse("xor", positions, before ^ after, new.size)
         yield "overwrite", _sparse("overwrite", positions, after, new.size)
         if 2 * positions.size > new.size:
-            yield "dense", _dense(new)
+            yield "dense", _dense(new.all())
     if encoding == "auto" and field:
-        bounds = choose_bounds(old, positions, field)
+        bounds = old.choose_bounds(positions, field)
         if bounds:
             yield "context", _context(old, positions, before, after, field, bounds)
 
@@ -153,9 +154,9 @@ def _dense(bits: Bits) -> bytes:
     return writer.bytes()
 
 
-def _context(old: Bits, positions: Ranks, before: Bits, after: Bits, field: Field, bounds: list[int]) -> bytes:
+def _context(old: Stretch, positions: Ranks, before: Bits, after: Bits, field: Field, bounds: list[int]) -> bytes:
     writer = Writer()
-    ranked = rank_in_classes(old, positions, field, bounds)
+    ranked = old.rank(positions, field, bounds)
     writer.number(len(bounds))
     writer.raw(bytes(bounds))
     for total, count in zip(ranked.totals, ranked.counts, strict=True):
@@ -169,7 +170,8 @@ def _context(old: Bits, positions: Ranks, before: Bits, after: Bits, field: Fiel
     return writer.bytes()
 
 
-def _read_context(reader: Reader, chunk: Chunk, old: Bits, field: Field) -> Change:
+def _read_context(reader: Reader, chunk: Chunk, spec: TensorSpec, old: Stretch) -> Change:
+    field = FIELDS[spec.dtype]
     kinds = reader.number() + 1
     if kinds > MOST_CLASSES:
         raise InputError(f"{reader.where}: need at most {MOST_CLASSES} classes, got {kinds}")
@@ -181,11 +183,11 @@ def _read_context(reader: Reader, chunk: Chunk, old: Bits, field: Field) -> Chan
     if (sum(total for total, _ in sizes), sum(counts)) != (chunk.size, chunk.changed) or any(c > t for t, c in sizes):
         raise InputError(f"{reader.where}: the counts of its classes do not add up")
     ranks = [read_locations(reader, count, total) for total, count in sizes]
-    values = read_values(reader, old.dtype, counts, signs=True)
-    placed = place(old, ranks, field, bounds)
+    values = read_values(reader, spec.unit, counts, signs=True)
+    placed = old.place(ranks, field, bounds)
     if placed is None:
         raise ChecksumError(f"{reader.where}: the old bits are not those that the delta was made against")
-    new = _ordered(_ordered(old[placed.positions]) + values[placed.sources])
+    new = _ordered(_ordered(old.at(placed.positions)) + values[placed.sources])
     return Change(chunk.start, placed.positions, "overwrite", new)
 
 
@@ -199,14 +201,14 @@ def _ordered(bits: Bits) -> Bits:
 def _write_planes(writer: Writer, bits: Bits) -> None:
     """One section for each byte of an element, the lowest first."""
     planes = np.ascontiguousarray(bits).view(np.uint8).reshape(-1, bits.itemsize)
-    for place_ in range(bits.itemsize):
-        writer.section(np.ascontiguousarray(planes[:, place_]))
+    for plane in range(bits.itemsize):
+        writer.section(np.ascontiguousarray(planes[:, plane]))
 
 
 def _read_planes(reader: Reader, unit: Any, size: int) -> Bits:
     each = np.dtype(unit).itemsize
     planes = np.empty((size, each), np.uint8)
-    for place_ in range(each):
-        planes[:, place_] = reader.section(size)
+    for plane in range(each):
+        planes[:, plane] = reader.section(size)
     bits: Bits = planes.view(unit).reshape(-1)
     return bits

@@ -18,9 +18,10 @@ from groundhop.training.hotload.codec import (
 )
 from groundhop.training.hotload.fingerprint import Fingerprint, fingerprint, fingerprint_at
 from groundhop.training.hotload.kernels import in_parallel, spans
+from groundhop.training.hotload.stretch import HostStretch, Stretch
 
-Old = Callable[[int, int], Bits]
-"""Gives the canonical old bits of elements `start` to `stop` of a tensor."""
+Old = Callable[[int, int], Bits | Stretch]
+"""Gives the canonical old bits of elements `start` to `stop` of a tensor, from host memory or as they lie on a device."""
 Positions = NDArray[np.int64]
 """Elements of a tensor, strictly increasing."""
 
@@ -111,8 +112,7 @@ class Delta:
             if chunk.mode == "context":
                 if old is None:
                     raise InputError(f"{where}: context encoding needs the old bits")
-                before = old(chunk.start, chunk.start + chunk.size)
-                check_bits(where, before, spec.unit, chunk.size)
+                before = _stretch(old(chunk.start, chunk.start + chunk.size), spec, chunk.size, where)
             change = decode_chunk(chunk, spec, before, where)
             if chunk.start != start:
                 start, named = chunk.start, [change.positions]
@@ -162,7 +162,8 @@ def encode_tensor(
         start, stop = span
         before, after = None if old is None else old[start:stop], new[start:stop]
         local = _local_positions(before, after, start, positions, also)
-        return encode_chunk(spec, before, after, local, start, encoding), local.astype(np.int64) + start
+        held = None if before is None else HostStretch(before)
+        return encode_chunk(spec, held, HostStretch(after), local, start, encoding), local.astype(np.int64) + start
 
     coded = in_parallel(one, spans(spec.size, CHUNK_ELEMENTS), threads)
     sent = np.concatenate([np.empty(0, np.int64), *(local for _, local in coded)])
@@ -202,6 +203,15 @@ def _prints(
         return None, known[1] or fingerprint(new, threads=threads)
     base = known[0] or fingerprint(old, threads=threads)
     return base, known[1] or base + fingerprint_at(changed, new[changed]) - fingerprint_at(changed, old[changed])
+
+
+def _stretch(old: Bits | Stretch, spec: TensorSpec, size: int, where: str) -> Stretch:
+    if isinstance(old, np.ndarray):
+        check_bits(where, old, spec.unit, size)
+        return HostStretch(old)
+    if old.size != size:
+        raise InputError(f"{where}: need {size} old elements, got {old.size}")
+    return old
 
 
 def _check_positions(spec: TensorSpec, positions: Positions | None) -> None:
