@@ -81,6 +81,12 @@ class Plane:
                 replica.work()
         return self.service.view_hot_load(created.hot_load_id)
 
+    def serve_with(self, publisher: str, number: int, head: str | None, replica: "Replica") -> None:
+        """A publisher's whole step from the head that it saw."""
+        self.create(f"{publisher}{number}", head, expected_head=head)
+        for _ in range(3):
+            replica.work()
+
 
 @dataclass
 class Replica:

@@ -1,9 +1,10 @@
 """The state machine: one row a transition, then the stories that the rows make."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
-from scripted import Plane, Replica, plane_with
+from scripted import Replica, plane_with
 
 from groundhop.errors import RefusedError
 from groundhop.training.hotload.control.states import WRITING, may_serve
@@ -286,7 +287,7 @@ def test_cancel_after_the_commit_is_refused(tmp_path: Path) -> None:
     plane, (one,) = plane_with(tmp_path, 1)
     created = plane.create("v1")
     one.work(), one.work()
-    with pytest.raises(RefusedError, match="failed_precondition: .* is committed"):
+    with pytest.raises(RefusedError, match=r"failed_precondition: .* is committed"):
         plane.service.cancel(created.hot_load_id)
 
 
@@ -347,8 +348,6 @@ def test_the_barrier_opens_only_when_every_live_replica_serves_with_clean_caches
     plane, (one, other) = plane_with(tmp_path, 2, transition_mode="BARRIER")
 
     def opened() -> tuple[bool, tuple[str, ...]]:
-        import asyncio
-
         found = asyncio.run(plane.service.barrier("policy", "v1", 0))
         return found.ready, found.waiting_for
 
@@ -366,7 +365,3 @@ def test_the_barrier_opens_only_when_every_live_replica_serves_with_clean_caches
 
 def test_writing_states_are_never_serving_ones() -> None:
     assert not WRITING & {"serving", "lagging", "fetching", "staged"}
-
-
-def unused(plane: Plane) -> None:
-    """Keep the type in view."""
