@@ -227,6 +227,8 @@ def command_of(model: Path, config: ServeConfig, device: Device, port: int) -> l
     command += ["--enable-scale-out", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     # Sampling settings come with each request; a model's own defaults would change the policy silently.
     command += ["--generation-config", "vllm", "--disable-uvicorn-access-log"]
+    # The last one named is the first that a request meets.
+    command += ["--middleware", "groundhop.training.hotload.gate.GenerationGate"]
     command += ["--middleware", "groundhop.training.hotload.guard.TokenGuard"]
     if device == "cpu":
         command += ["--distributed-executor-backend", "uni", "--kv-cache-memory-bytes", str(config.kv_cache_bytes)]

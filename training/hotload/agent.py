@@ -6,6 +6,7 @@ back from kill -9 at any moment: what the weights are is then told by a digest o
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -39,7 +40,7 @@ from groundhop.training.hotload.journal import Held, Journal
 from groundhop.training.hotload.replica import Certificate, Replica
 from groundhop.training.hotload.store.log import CommitLog
 from groundhop.training.hotload.store.objects import Objects
-from groundhop.training.hotload.supply import Depot
+from groundhop.training.hotload.supply import Depot, held_of
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ class Agent:
         self._registered: RegisterReply | None = None
         self._stuck_since: float | None = None
         self._since_kept = settings.keep_every
+        self._keeping: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Take charge, and serve the control plane. Raises: RefusedError when a newer agent has taken over."""
@@ -109,24 +111,17 @@ class Agent:
         """Find out what the server holds, and let it serve that, or nobody."""
         if not await self._replica.alive():
             raise ServerError(f"{self._replica.url} does not answer")
-        if not (await self._replica.state()).certified:
-            try:
-                self._certificate = await self._replica.certify(None)
-            except ServerError as error:
-                logger.warning("%s; it gets whole checkpoints only", error)
-                self._whole_only = True
-        record = self._journal.record
-        await swap.recognise(self._replica, self._journal, await asyncio.to_thread(self._commits))
+        before = self._journal.record
+        known = await asyncio.to_thread(self._commits)
+        self._certificate = await swap.recognise(self._replica, self._journal, known) or self._certificate
         live = self._journal.record.held
         logger.info("%s is %s on %s", self._replica.url, self._journal.record.state, live.identity if live else "?")
-        if self._journal.record.state in ("dirty", "prepared"):
-            await self._replica.pause("keep")
+        if self._journal.record.writing is not None:
             return
         if live is not None and await self._replica.version() != str(live.version):
-            await self._replica.pause("keep")
-            # Keys and values may be of what the journal said before.
+            # Keys and values may be of what was being written.
             await self._replica.freshen(
-                "reset_all" if record.writing else "preserve", f"{live.identity} {time.time_ns()}"
+                "reset_all" if before.writing else "preserve", f"{live.identity} {time.time_ns()}"
             )
             await self._replica.stamp(str(live.version))
         await self._replica.put_back()
@@ -195,6 +190,9 @@ class Agent:
             logger.warning("%s was started again", self._replica.url)
             await self._take_stock()
             await self._register()
+        elif await self._replica.is_paused():
+            # Its weights are known, labelled and fresh; only the resume did not get through.
+            await self._replica.put_back()
 
     @property
     def _busy(self) -> bool:
@@ -205,9 +203,8 @@ class Agent:
     async def _follow(self) -> None:
         key = ""
         while True:
-            have = key
             try:
-                reply = await self._again(lambda: self._client.task(have))
+                reply = await self._again(functools.partial(self._client.task, key))
             except RefusedError as error:
                 if not str(error).startswith("not_found"):
                     raise
@@ -259,6 +256,10 @@ class Agent:
             raise ChecksumError(
                 f"{task.identity}: its index promises {index.digest[:12]}, the hot-load {task.digest[:12]}"
             )
+        if record.state == "unknown" and index.digest:
+            # The first version of a run is what its servers were started on, as a rule.
+            await swap.name(self._replica, self._journal, [held_of(index)])
+            record = self._journal.record
         prepare = self._depot.restore if self._whole_only else lambda found: self._depot.prepare(record, found)
         supply = await asyncio.to_thread(prepare, index)
         self._plan = swap.Plan(task.txn, supply, task.prompt_cache, task.requests)
@@ -293,16 +294,18 @@ class Agent:
         await self._report(task, "serving", cache_reset=done == "reset_all")
         self._plan = None
         await asyncio.to_thread(self._depot.tidy, {task.identity})
-        await self._keep(task.identity)
+        self._since_kept += 1
+        if self._settings.keep_every and self._since_kept > self._settings.keep_every and self._keeping is None:
+            self._since_kept = 1
+            self._keeping = asyncio.create_task(self._keep(task.identity))
 
     async def _keep(self, identity: str) -> None:
-        self._since_kept += 1
-        if self._settings.keep_every and self._since_kept > self._settings.keep_every:
-            try:
-                await asyncio.to_thread(self._depot.keep, identity)
-                self._since_kept = 1
-            except GroundhopError as error:
-                logger.warning("no local checkpoint of %s: %s", identity, error)
+        try:
+            await asyncio.to_thread(self._depot.keep, identity)
+        except (GroundhopError, OSError) as error:
+            logger.warning("no local checkpoint of %s: %s", identity, error)
+        finally:
+            self._keeping = None
 
     async def _fail(self, task: Task, error: GroundhopError) -> None:
         clean = self._journal.record.writing is None

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from groundhop.errors import GroundhopError, InputError
+from groundhop.training.hotload import agent_command
 from groundhop.training.hotload.control import cli as control
 
 ENCODINGS = ("auto", "context", "xor", "add", "overwrite", "dense")
@@ -15,6 +16,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", required=True, metavar="COMMAND")
     _add_file_commands(commands)
     control.add_commands(commands)
+    agent_command.add_commands(commands)
 
 
 def run(options: argparse.Namespace) -> str:
@@ -34,6 +36,8 @@ def run(options: argparse.Namespace) -> str:
 def _run(options: argparse.Namespace) -> str:
     if options.action in control.ACTIONS:
         return control.run(options)
+    if options.action in agent_command.ACTIONS:
+        return agent_command.run(options)
     from groundhop.training.hotload import commands
 
     match options.action:

@@ -71,7 +71,7 @@ class DirectFleet:
         asyncio.run(self._hot_load(index))
 
     def clean_on(self, identity: str) -> bool:
-        """See `Fleet`: by a digest over every live bit of every replica."""
+        """See `Fleet`: by what each worker verified last, or by a digest over its live bits."""
         try:
             return asyncio.run(self._clean_on(read_index(self._objects, identity).digest))
         except GroundhopError as error:
@@ -103,21 +103,19 @@ class DirectFleet:
         return plan
 
     async def _recognise(self, member: _Member, index: SnapshotIndex) -> None:
-        """At first sight: the worker learns its placement, and its weights are told from those that they may be."""
+        """At first sight, as the weights may be any of three: the journal's, the base, the snapshot itself."""
         if member.replica.url in self._known:
             return
-        try:
-            await member.replica.certify(None)
-        except ServerError as error:
-            logger.warning("%s; whole checkpoints still work", error)
         base = Held(identity=index.base or "", version=0, digest=index.base_digest)
         await swap.recognise(member.replica, member.journal, [base, held_of(index)])
+        if member.journal.record.writing is None:
+            await member.replica.resume()
         self._known.add(member.replica.url)
 
     async def _clean_on(self, digest: str) -> bool:
         async with AsyncExitStack() as stack:
             members = await self._members(stack)
-            found = await _all(member.replica.audit() for member in members)
+            found = await _all(_digest(member.replica) for member in members)
             return bool(digest) and all(one == digest for one in found)
 
     async def _members(self, stack: AsyncExitStack) -> list[_Member]:
@@ -157,6 +155,12 @@ async def load_checkpoint(
     async with client(headers or {}) as connection:
         await _all(load(Replica(connection, url)) for url in urls)
     return digest
+
+
+async def _digest(replica: Replica) -> str:
+    """Of what it holds; "" where it is partly written. Reads all weights only where the worker cannot say."""
+    state = await replica.state()
+    return "" if state.dirty else state.digest or await replica.audit()
 
 
 async def _all(work: Iterable[Awaitable[T]]) -> list[T]:

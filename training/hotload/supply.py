@@ -9,10 +9,11 @@ import shutil
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 from groundhop.errors import FencedError, GroundhopError, InputError, SpaceError
 from groundhop.training.hotload.checkpoint import open_checkpoint
-from groundhop.training.hotload.delta import Delta, read_delta, write_delta
+from groundhop.training.hotload.delta import read_delta, write_delta
 from groundhop.training.hotload.fold import fold
 from groundhop.training.hotload.journal import Held, Record
 from groundhop.training.hotload.replica import Operation
@@ -33,22 +34,29 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """A delta as files on the local disk, and the state that it ends in."""
+
+    parts: tuple[Path, ...]
+    base_digest: str
+    to: Held
+    operation: Operation
+
+
+@dataclass(frozen=True, slots=True)
 class Supply:
-    """Everything that is needed to make a replica's weights `target`: load `whole`, where there is one, then apply `parts`."""
+    """Everything that is needed to make a replica's weights `target`: load `whole`, where there is one, then take `steps`."""
 
     target: Held
     whole: Whole | None = None
-    parts: tuple[Path, ...] = ()
-    base_digest: str = ""
-    """State that the parts build on."""
-    operation: Operation = "differential"
+    steps: tuple[Step, ...] = ()
     bytes: int = 0
     """Size of the files that are read."""
 
     @property
     def empty(self) -> bool:
         """Whether the weights are right already."""
-        return self.whole is None and not self.parts
+        return self.whole is None and not self.steps
 
 
 class Depot:
@@ -61,6 +69,8 @@ class Depot:
         self._objects = objects
         self._staged = folder / "staged"
         self._whole = folder / "whole"
+        self._lock = Lock()
+        """Replicas that share a depot wait for each other's files instead of fetching them twice."""
 
     def read_index(self, identity: str, sha256: str = "", least_epoch: int = 0) -> SnapshotIndex:
         """A snapshot's index. Raises: FencedError for one of a publisher that another has replaced; as `read_index`."""
@@ -85,10 +95,11 @@ class Depot:
 
     def keep(self, identity: str) -> None:
         """Have a checkpoint of a committed state at hand for the engine's next restart, and no other."""
-        self._restored(identity)
-        for folder in self._checkpoints():
-            if folder.name != identity:
-                shutil.rmtree(folder, ignore_errors=True)
+        with self._lock:
+            self._restored(identity)
+            for folder in self._checkpoints():
+                if folder.name != identity:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def tidy(self, needed: Set[str]) -> None:
         """Remove the parts of all snapshots but those `needed`."""
@@ -102,13 +113,14 @@ class Depot:
         return next((folder.name for folder in self._checkpoints()), None)
 
     def _with_space(self, index: SnapshotIndex, make: Callable[[], Supply]) -> Supply:
-        try:
-            return make()
-        except SpaceError as error:
-            logger.warning("%s; removing checkpoints and parts that can be fetched again", error)
-            self.tidy({index.identity})
-            shutil.rmtree(self._whole, ignore_errors=True)
-            return make()
+        with self._lock:
+            try:
+                return make()
+            except SpaceError as error:
+                logger.warning("%s; removing checkpoints and parts that can be fetched again", error)
+                self.tidy({index.identity})
+                shutil.rmtree(self._whole, ignore_errors=True)
+                return make()
 
     def _deltas(self, record: Record, index: SnapshotIndex) -> Supply | None:
         """By deltas from the live weights; None where that is not sure to work."""
@@ -117,13 +129,13 @@ class Depot:
             held = record.held
             if index.operation != "overwrite" or index.layout != "groundhop" or not held or index.base != held.identity:
                 return None
-            return self._of_parts(index, (index,), index.base_digest)
+            return self._of_deltas((index,), index.base_digest)
         if record.live is None:
             return None
         way = self._way(record.live.identity, index)
         if way is None:
             return None
-        return self._of_parts(index, way.deltas, record.live.digest)
+        return self._of_deltas(way.deltas, record.live.digest)
 
     def _from_checkpoint(self, index: SnapshotIndex) -> Supply:
         """From a checkpoint at hand and the deltas after it; else from one that is restored now."""
@@ -133,10 +145,8 @@ class Depot:
                 whole = Whole(folder, self._held_in(folder, self.read_index(folder.name)))
                 if not way.deltas:
                     return Supply(whole.held, whole, bytes=_size(folder))
-                after = self._of_parts(index, way.deltas, whole.held.digest)
-                return Supply(
-                    after.target, whole, after.parts, after.base_digest, after.operation, _size(folder) + after.bytes
-                )
+                after = self._of_deltas(way.deltas, whole.held.digest)
+                return Supply(after.target, whole, after.steps, _size(folder) + after.bytes)
         folder = self._restored(index.identity)
         held = self._held_in(folder, index)
         return Supply(held, Whole(folder, held), bytes=_size(folder))
@@ -153,25 +163,28 @@ class Depot:
         ours = way.anchor is None and all(delta.layout == "groundhop" and delta.digest for delta in way.deltas)
         return way if ours else None
 
-    def _of_parts(self, index: SnapshotIndex, deltas: tuple[SnapshotIndex, ...], base_digest: str) -> Supply:
-        fetched = [fetch(self._objects, delta, self._staged / delta.identity, FETCH_TRIES) for delta in deltas]
-        paths = tuple(path for paths in fetched for path in paths)
-        if len(deltas) > 1:
-            paths = self._folded(index, paths, base_digest) or paths
-        size = sum(path.stat().st_size for path in paths)
-        return Supply(held_of(index), None, paths, base_digest, deltas[0].operation, size)
+    def _of_deltas(self, deltas: tuple[SnapshotIndex, ...], base_digest: str) -> Supply:
+        steps: list[Step] = []
+        for index in deltas:
+            parts = tuple(fetch(self._objects, index, self._staged / index.identity, FETCH_TRIES))
+            steps.append(Step(parts, steps[-1].to.digest if steps else base_digest, held_of(index), index.operation))
+        if len(steps) > 1:
+            steps = self._folded(steps) or steps
+        size = sum(path.stat().st_size for step in steps for path in step.parts)
+        return Supply(steps[-1].to, None, tuple(steps), size)
 
-    def _folded(self, index: SnapshotIndex, paths: tuple[Path, ...], base_digest: str) -> tuple[Path, ...] | None:
-        """The deltas as one file; None where some need the old bits to be decoded."""
+    def _folded(self, steps: list[Step]) -> list[Step] | None:
+        """The steps as one; None where some need the old bits to be decoded."""
+        first, last = steps[0], steps[-1]
         try:
-            folded: Delta = fold([read_delta(path) for path in paths])
+            folded = fold([read_delta(path) for step in steps for path in step.parts])
         except InputError as error:
-            logger.info("%s: %d parts go in a row: %s", index.identity, len(paths), error)
+            logger.info("%s: %d steps, one after another: %s", last.to.identity, len(steps), error)
             return None
-        path = self._staged / f"{index.identity}.fold"
+        path = self._staged / f"{last.to.identity}.fold"
         rows = (entry.tensor_delta for entry in folded.entries)
-        write_delta(path, rows, version=index.version, base_digest=base_digest, digest=index.digest)
-        return (path,)
+        write_delta(path, rows, version=last.to.version, base_digest=first.base_digest, digest=last.to.digest)
+        return [Step((path,), first.base_digest, last.to, first.operation)]
 
     def _restored(self, identity: str) -> Path:
         folder = self._whole / identity

@@ -12,7 +12,7 @@ from typing import Literal
 
 from groundhop.errors import ServerError
 from groundhop.training.hotload.journal import Held, Journal
-from groundhop.training.hotload.replica import CachePolicy, PauseMode, Replica, Request
+from groundhop.training.hotload.replica import CachePolicy, Certificate, PauseMode, Replica, Request
 from groundhop.training.hotload.supply import Supply
 
 logger = logging.getLogger(__name__)
@@ -114,14 +114,9 @@ async def withdraw(replica: Replica, journal: Journal, reason: str) -> None:
 async def settle(replica: Replica, journal: Journal) -> Held | None:
     """Find out, by a digest over the live bits, which of the states in the journal the weights are, and write it down.
 
-    Returns it; None when it is none of them, and the journal stays as it is.
+    Returns it; None when it is none of them, and the journal then holds no more than that.
     """
-    record = journal.record
-    try:
-        digest = await replica.audit()
-    except ServerError as error:
-        logger.warning("the weights of %s are unknown: %s", replica.url, error)
-        return None
+    record, digest = journal.record, await _look(replica)
     if record.writing is not None and digest == record.writing.to.digest:
         journal.verify()
         return record.writing.to
@@ -132,18 +127,43 @@ async def settle(replica: Replica, journal: Journal) -> Held | None:
     return None
 
 
-async def recognise(replica: Replica, journal: Journal, known: Iterable[Held]) -> Held | None:
-    """As `settle`, for a replica that nobody here has seen before: its weights may also be one of `known`.
+async def recognise(replica: Replica, journal: Journal, known: Iterable[Held]) -> Certificate | None:
+    """At first sight of a server: have its placement certified, and tell what it holds. It is paused afterwards.
 
-    Weights that are none of them are written down as such, unless a write was under way.
+    Its weights are one of those in the journal, or one of `known`, or are written down as nobody's, unless a write was under
+    way. Returns the certificate; None where there is one already, or the engine is refused and takes whole loads only.
     """
-    found = await settle(replica, journal)
-    if found is None:
-        digest = await replica.audit()
-        found = next((held for held in known if digest and held.digest == digest), None)
-        if found is not None or journal.record.writing is None:
-            journal.hold(found)
-    return found
+    await replica.pause("keep")
+    certificate = None
+    if not (await replica.state()).certified:
+        try:
+            certificate = await replica.certify(None)
+        except ServerError as error:
+            logger.warning("%s; it gets whole checkpoints", error)
+    if await settle(replica, journal) is None:
+        await name(replica, journal, known)
+    return certificate
+
+
+async def name(replica: Replica, journal: Journal, known: Iterable[Held]) -> None:
+    """Write down which of `known` the weights are, by their digest; as nobody's where they are none and no write is under way."""
+    digest = await _look(replica)
+    found = next((held for held in known if digest and held.digest == digest), None)
+    if found is not None or journal.record.writing is None:
+        journal.hold(found)
+
+
+async def _look(replica: Replica) -> str:
+    """The digest of the live bits; what the worker says of its last load where it cannot read them; "" when nobody knows."""
+    try:
+        return await replica.audit()
+    except ServerError as error:
+        logger.warning("the weights of %s cannot be read: %s", replica.url, error)
+    try:
+        state = await replica.state()
+    except ServerError:
+        return ""
+    return "" if state.dirty else state.digest
 
 
 async def _apply(replica: Replica, plan: Plan) -> int:
@@ -151,15 +171,15 @@ async def _apply(replica: Replica, plan: Plan) -> int:
     if supply.whole is not None:
         held = supply.whole.held
         changed += (await replica.load(supply.whole.folder, held.identity, held.digest)).changed
-    if supply.parts:
+    for number, step in enumerate(supply.steps):
         request = Request(
-            txn=plan.txn,
-            identity=supply.target.identity,
-            version=supply.target.version,
-            parts=tuple(str(path.resolve()) for path in supply.parts),
-            base_digest=supply.base_digest,
-            digest=supply.target.digest,
-            operation=supply.operation,
+            txn=f"{plan.txn}.{number}",
+            identity=step.to.identity,
+            version=step.to.version,
+            parts=tuple(str(path.resolve()) for path in step.parts),
+            base_digest=step.base_digest,
+            digest=step.to.digest,
+            operation=step.operation,
         )
         changed += (await replica.apply(request)).changed
     return changed
