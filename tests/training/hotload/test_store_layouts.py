@@ -93,6 +93,19 @@ def test_tensors_across_their_natural_addresses_are_restored(tmp_path: Path) -> 
     assert tree(tmp_path / "out") == tree(tmp_path / "1")
 
 
+@pytest.mark.parametrize("held", ["file", "folder"])
+def test_what_is_no_checkpoint_is_not_replaced(tmp_path: Path, held: str) -> None:
+    folder_of(state(), tmp_path / "model")
+    objects = open_objects(tmp_path / "store")
+    publish_full(objects, 0, tmp_path / "model")
+    thesis = tmp_path / "out" / "thesis.tex" if held == "folder" else tmp_path / "out"
+    thesis.parent.mkdir(exist_ok=True)
+    thesis.write_text("all of it")
+    with pytest.raises(InputError, match="not replaced"):
+        materialize(objects, "weight_v000000", tmp_path / "out")
+    assert thesis.read_text() == "all of it"
+
+
 def test_shards_without_an_index_get_one(tmp_path: Path) -> None:
     folder_of(state(), tmp_path / "model")
     (tmp_path / "model" / "model.safetensors.index.json").unlink()

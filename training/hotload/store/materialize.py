@@ -39,6 +39,8 @@ def materialize(objects: Objects, identity: str, out: Path, limit: int = CHAIN_L
     `identity`. Needs space for the checkpoint and for one delta beside it.
     Raises: MissingError, ChecksumError, InputError as `route`, `fetch` and the deltas' readers; SpaceError.
     """
+    if out.is_file() or (out.is_dir() and any(out.iterdir()) and not any(out.glob("*.safetensors"))):
+        raise InputError(f"{out} holds something else than a checkpoint: not replaced")
     way = route(lambda name: read_index(objects, name), None, identity, limit)
     assert way.anchor is not None  # there is none only for a reader that has something
     target = way.deltas[-1] if way.deltas else way.anchor

@@ -69,7 +69,7 @@ class SnapshotWriter:
             epoch=epoch,
         )
         self._pool = ThreadPoolExecutor(uploads, thread_name_prefix="upload")
-        self._most_waiting = 2 * uploads
+        self._most_waiting = uploads
         self._waiting: list[Future[None]] = []
         self._parts: list[Part] = []
         self._files: list[Part] = []
