@@ -145,6 +145,10 @@ class Publisher:
         self._anchor_if_due()
         return published
 
+    def close(self) -> None:
+        """Let go of the baseline's file; the lease simply runs out."""
+        self._baseline = None
+
     def _try(self, named: Named, attempt: Attempt, operation: OperationHint, files: list[TouchedFile]) -> Published:
         start = time.monotonic()
         lease, baseline = self._lease, self.baseline
@@ -162,6 +166,7 @@ class Publisher:
                 clear(files)
                 encoded = time.monotonic()
                 self._at("ended")
+                lease.require()
                 index = writer.finish(digest=end.digest, changed=end.changed, total=end.total)
         finally:
             journal.close()

@@ -9,10 +9,12 @@ import numpy as np
 
 from groundhop.errors import GroundhopError, MissingError, ServerError
 from groundhop.training.hotload.bits import Bits, TensorSpec, Weights
+from groundhop.training.hotload.checkpoint import open_checkpoint
 from groundhop.training.hotload.delta import Delta, read_delta
 from groundhop.training.hotload.fleet import OperationHint
 from groundhop.training.hotload.receiver.core import HotLoad, ReceiverCore
 from groundhop.training.hotload.store.index import SnapshotIndex
+from groundhop.training.hotload.store.materialize import materialize
 from groundhop.training.hotload.store.objects import Objects
 
 
@@ -77,6 +79,8 @@ class MemoryFleet:
     def __init__(self, objects: Objects, cores: Sequence[ReceiverCore]) -> None:
         self.objects, self.cores = objects, cores
         self.operations: list[OperationHint] = []
+        self.folder: Path | None = None
+        """Where a replica that a delta does not bring there gets the whole checkpoint from; None: it fails."""
 
     def hot_load(self, index: SnapshotIndex, operation_hint: OperationHint) -> None:
         self.operations.append(operation_hint)
@@ -101,8 +105,17 @@ class MemoryFleet:
                 self.deliver(core, parts)
                 core.finish()
         except GroundhopError as error:
-            return str(error)
+            if self.folder is None:
+                return str(error)
+            self._reload(core, index, self.folder / "whole")
         return None
+
+    def _reload(self, core: ReceiverCore, index: SnapshotIndex, folder: Path) -> None:
+        materialize(self.objects, index.identity, folder)
+        whole = open_checkpoint(folder)
+        for name in whole.specs:
+            core._weights.bits(name)[:] = whole.bits(name)
+        core.replaced(index.identity, index.digest)
 
 
 def request_of(index: SnapshotIndex, **changes: Any) -> HotLoad:
