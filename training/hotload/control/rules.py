@@ -16,7 +16,7 @@ from groundhop.training.hotload.control.records import (
     TimedOut,
     Went,
 )
-from groundhop.training.hotload.control.states import WRITING, may_serve, open_hot_load, txn_of
+from groundhop.training.hotload.control.states import WRITING, open_hot_load, txn_of
 from groundhop.training.hotload.control.wire import Action, Code, ReportBody, SnapshotRef, Task
 
 
@@ -280,7 +280,6 @@ def _complete(deployment: Deployment, hot_load: HotLoad, now: float) -> Event | 
 
 def _all_serve(deployment: Deployment) -> bool:
     head = deployment.head
-    replicas = deployment.replicas.values()
-    return any(replica.state == "serving" and replica.current.identity == head for replica in replicas) and not any(
-        may_serve(replica) and replica.current.identity != head for replica in replicas
-    )
+    assert head is not None
+    serving = any(one.state == "serving" and one.current.identity == head for one in deployment.replicas.values())
+    return serving and not waiting_for(deployment, head)

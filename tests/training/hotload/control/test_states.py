@@ -302,6 +302,15 @@ def test_two_beats_that_disagree_with_the_ledger_are_believed(tmp_path: Path) ->
     assert one.task is not None and one.task.prompt_cache == "reset_all"
 
 
+def test_beats_do_not_make_a_dirty_replica_whole(tmp_path: Path) -> None:
+    plane, (one, _) = plane_with(tmp_path, 2)
+    plane.create("v1")
+    one.work("staged"), one.report("dirty", retry=False)
+    assert plane.states()["a"] == "dirty"
+    plane.sleep(2, one)
+    assert plane.states()["a"] == "dirty"
+
+
 def test_that_a_replica_is_dirty_is_believed_at_any_time(tmp_path: Path) -> None:
     plane, (one,) = plane_with(tmp_path, 1)
     plane.serve("v1", one)
