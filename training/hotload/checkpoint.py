@@ -7,7 +7,7 @@ import logging
 import mmap
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from groundhop.errors import InputError, MissingError
+from groundhop.progress import progress
 from groundhop.training.hotload.atomic import replacing
 from groundhop.training.hotload.bits import Bits, TensorSpec, Weights
 from groundhop.training.hotload.fingerprint import Fingerprint, fingerprint, state_digest
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MOST_INDEX_BYTES = 200_000_000
+SHOWN_BYTES = 2 * 10**9
+"""From this size on, reading and writing show how far they are."""
 OTHER_WEIGHTS = ("*.safetensors", "pytorch_model*", "*.gguf", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
 """Other files that hold the same weights; they would be of another version in a folder that is written anew."""
 
@@ -71,7 +74,8 @@ class Checkpoint:
     @cached_property
     def prints(self) -> Mapping[str, Fingerprint]:
         """The fingerprint of each tensor; reads all of it once."""
-        return {name: fingerprint(self.bits(name)) for name in self.specs}
+        specs = watched(f"reading {self.path.name}, MB", self.specs.values())
+        return {spec.name: fingerprint(self.bits(spec.name)) for spec in specs}
 
     @cached_property
     def digest(self) -> str:
@@ -133,6 +137,18 @@ def same_tensors(found: Mapping[str, TensorSpec], wanted: Mapping[str, TensorSpe
         one, other = found.get(name), wanted.get(name)
         if one != other:
             raise InputError(f"need the tensors of {where}: {name!r} is {_said(other)} there and {_said(one)} here")
+
+
+def watched(name: str, specs: Collection[TensorSpec]) -> Iterator[TensorSpec]:
+    """Go through tensors; where they are large together, show how many megabytes are done."""
+    total = sum(spec.nbytes for spec in specs)
+    if total < SHOWN_BYTES:
+        yield from specs
+        return
+    with progress(name, total // 10**6) as shown:
+        for spec in specs:
+            yield spec
+            shown.advance(spec.nbytes // 10**6)
 
 
 def _said(spec: TensorSpec | None) -> str:
@@ -202,7 +218,7 @@ def _write_file(weights: Weights, path: Path, like: SafetensorsFile | None) -> N
         head, order = make_header(weights.specs.values(), {"format": "pt"})
     with path.open("wb") as file:
         file.write(head)
-        for spec in order:
+        for spec in watched(f"writing {path.name}, MB", order):
             bits = weights.bits(spec.name)
             if bits.nbytes != spec.nbytes:
                 raise InputError(f"{spec.name}: need {spec.nbytes} bytes, got {bits.nbytes}")

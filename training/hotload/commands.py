@@ -12,7 +12,7 @@ from groundhop.errors import ChecksumError, InputError, MissingError
 from groundhop.training.hotload.atomic import replacing
 from groundhop.training.hotload.bits import Weights
 from groundhop.training.hotload.changes import Encoding
-from groundhop.training.hotload.checkpoint import Checkpoint, open_checkpoint, same_tensors, write_checkpoint
+from groundhop.training.hotload.checkpoint import Checkpoint, open_checkpoint, same_tensors, watched, write_checkpoint
 from groundhop.training.hotload.delta import Delta, DeltaSummary, TensorDelta, encode_tensor, read_delta, write_delta
 from groundhop.training.hotload.fingerprint import state_digest
 from groundhop.training.hotload.fold import fold as fold_deltas
@@ -112,8 +112,9 @@ def share(part: int, whole: int) -> str:
 
 
 def _encoded(old: Checkpoint, new: Weights, encoding: Encoding) -> Iterator[TensorDelta]:
-    for name, spec in sorted(old.specs.items()):
-        delta = encode_tensor(spec, old.bits(name), new.bits(name), encoding=encoding, prints=(old.prints[name], None))
+    for spec in watched("comparing, MB", [old.specs[name] for name in sorted(old.specs)]):
+        prints = old.prints[spec.name], None
+        delta = encode_tensor(spec, old.bits(spec.name), new.bits(spec.name), encoding=encoding, prints=prints)
         if delta is not None:
             yield delta
 
