@@ -84,6 +84,11 @@ class MemoryFleet:
 
     def hot_load(self, index: SnapshotIndex, operation_hint: OperationHint) -> None:
         self.operations.append(operation_hint)
+        if index.kind == "full":
+            assert self.folder is not None
+            for core in self.cores:
+                self._reload(core, index, self.folder / "whole")
+            return
         parts = [(part.key, read_delta(self.objects.get(part.key))) for part in index.parts]
         failures = [failure for core in self.cores if (failure := self._prepare(core, index, parts))]
         if failures:
