@@ -10,10 +10,11 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from small_disk import small_disk
 from small_states import Held, changed, state, tree, write_folder
 from snapshot_builders import digest_of, publish_delta, publish_full
 
-from groundhop.errors import ChecksumError, GroundhopError, InputError
+from groundhop.errors import ChecksumError, GroundhopError, InputError, SpaceError
 from groundhop.training.hotload.bits import TensorSpec
 from groundhop.training.hotload.delta import apply_delta, dump_delta, read_delta
 from groundhop.training.hotload.safetensors_file import make_header
@@ -324,3 +325,13 @@ def test_a_shard_that_is_no_safetensors_is_not_taken(tmp_path: Path) -> None:
         SnapshotWriter(open_objects(tmp_path), "v1", version=1, kind="full") as writer,
     ):
         writer.add(b"GHDELTA2")
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
+    folder_of(state(), tmp_path / "model")
+    objects = open_objects(tmp_path / "store")
+    publish_full(objects, 0, tmp_path / "model")
+    with small_disk(tmp_path / "small", 1 << 13) as folder:
+        with pytest.raises(SpaceError):
+            materialize(objects, "weight_v000000", folder / "out")
+        assert list(folder.iterdir()) == []

@@ -1,5 +1,6 @@
 """The commit log: one order for all, one winner a head, and a publisher that was replaced changes nothing more."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -9,8 +10,17 @@ from pathlib import Path
 
 import pytest
 from faulty import Faulty
+from small_disk import small_disk
 
-from groundhop.errors import ChecksumError, ConflictError, FencedError, GroundhopError, InputError, StoreError
+from groundhop.errors import (
+    ChecksumError,
+    ConflictError,
+    FencedError,
+    GroundhopError,
+    InputError,
+    SpaceError,
+    StoreError,
+)
 from groundhop.training.hotload.store.log import Abort, Commit, CommitLog, entry_key, read_entry
 from groundhop.training.hotload.store.objects import Objects, open_objects
 
@@ -148,6 +158,17 @@ def test_a_write_that_is_answered_as_taken_by_itself_counts(tmp_path: Path) -> N
     log = CommitLog(Twice(open_objects(tmp_path)))
     commit(log, log.acquire("trainer", 60), None, 0)
     assert (len(log.entries()), committed(log)) == (2, ["v0"])
+
+
+def test_a_commit_that_finds_no_space_did_not_happen(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small", 1 << 14) as folder:
+        log = CommitLog(open_objects(folder / "store"))
+        epoch = log.acquire("trainer", 60)
+        (folder / "ballast").write_bytes(bytes(os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize))
+        with pytest.raises(SpaceError):
+            commit(log, epoch, None, 0)
+        (folder / "ballast").unlink()
+        assert (CommitLog(log.objects).head(), commit(log, epoch, None, 0).identity) == (None, "v0")
 
 
 def race(log: CommitLog, epoch: int, name: str, heads: int) -> int:
