@@ -260,8 +260,10 @@ class Agent:
             # The first version of a run is what its servers were started on, as a rule.
             await swap.name(self._replica, self._journal, [held_of(index)])
             record = self._journal.record
-        prepare = self._depot.restore if self._whole_only else lambda found: self._depot.prepare(record, found)
-        supply = await asyncio.to_thread(prepare, index)
+        if self._whole_only:
+            supply = await asyncio.to_thread(self._depot.restore, index)
+        else:
+            supply = await asyncio.to_thread(self._depot.prepare, record, index)
         self._plan = swap.Plan(task.txn, supply, task.prompt_cache, task.requests)
         await self._report(task, "staged", bytes_=supply.bytes, seconds=time.monotonic() - began)
 

@@ -1,6 +1,6 @@
 """Which weights made which tokens of an answer, as vLLM's engine tells it, and which a request wants."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,8 +82,8 @@ def observe(engine: Any) -> None:
     if generate is None or getattr(generate, "reports_spans", False):
         return
 
-    def reporting(*arguments: Any, **named: Any) -> AsyncIterator[Any]:
-        outputs: AsyncIterator[Any] = generate(*arguments, **named)
+    def reporting(*arguments: Any, **named: Any) -> AsyncGenerator[Any, None]:
+        outputs: AsyncGenerator[Any, None] = generate(*arguments, **named)
         seen = watching.get()
         if seen is None:
             return outputs
@@ -96,7 +96,7 @@ def observe(engine: Any) -> None:
     engine.generate = reporting
 
 
-async def _reported(outputs: AsyncIterator[Any], seen: Seen, first: int) -> AsyncIterator[Any]:
+async def _reported(outputs: AsyncGenerator[Any, None], seen: Seen, first: int) -> AsyncGenerator[Any, None]:
     done: set[int] = set()
     try:
         async for output in outputs:
@@ -108,5 +108,4 @@ async def _reported(outputs: AsyncIterator[Any], seen: Seen, first: int) -> Asyn
             yield output
     finally:
         # The engine ends a request when its generator is closed, and closing ours would not close it.
-        if hasattr(outputs, "aclose"):
-            await outputs.aclose()
+        await outputs.aclose()

@@ -100,7 +100,8 @@ def test_a_replica_that_cannot_be_mended_serves_nobody_and_the_next_version_does
 
 async def _complete(site: Site, host: str) -> int:
     async with site.network.client() as client:
-        return (await client.post(f"http://{host}/v1/completions", json={"prompt": "x"})).status_code
+        answer = await client.post(f"http://{host}/v1/completions", json={"prompt": "x"})
+        return int(answer.status_code)
 
 
 def test_a_cache_that_is_not_reset_while_busy_is_asked_again(tmp_path: Path) -> None:

@@ -101,7 +101,8 @@ def talk(server: Server, act: Callable[[httpx.AsyncClient], Awaitable[Any]], out
 
 
 def post(server: Server, path: str = CHAT, *, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
-    return talk(server, lambda client: client.post(path, json=body, headers=headers))
+    answer: httpx.Response = talk(server, lambda client: client.post(path, json=body, headers=headers))
+    return answer
 
 
 @pytest.mark.parametrize("path", [CHAT, TOKENS, "/v1/completions"])

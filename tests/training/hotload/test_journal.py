@@ -20,14 +20,22 @@ def test_a_journal_that_is_not_there_knows_nothing(tmp_path: Path) -> None:
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "agent" / "journal.json"
     journal = Journal(path)
-    states = []
-    journal.hold(held(1))
-    for step in (lambda: None, lambda: journal.begin("t", held(2)), journal.verify, journal.doubt):
-        step()
+    seen = []
+
+    def note() -> None:
         record = Journal(path).record
         assert record == journal.record
-        states.append((record.state, record.live))
-    assert states == [("clean", held(1)), ("dirty", None), ("prepared", held(2)), ("dirty", None)]
+        seen.append((record.state, record.live))
+
+    journal.hold(held(1))
+    note()
+    journal.begin("t", held(2))
+    note()
+    journal.verify()
+    note()
+    journal.doubt()
+    note()
+    assert seen == [("clean", held(1)), ("dirty", None), ("prepared", held(2)), ("dirty", None)]
     assert Journal(path).record.held == held(1)
 
 
