@@ -34,7 +34,7 @@ def compiled(function: Function) -> Function:
 
 def thread_count() -> int:
     """How many threads a call may use: the processor's cores that this process may run on, or `NUMBA_NUM_THREADS`."""
-    return int(config.NUMBA_NUM_THREADS)
+    return int(getattr(config, "NUMBA_NUM_THREADS"))  # noqa: B009 (its stubs do not know it)
 
 
 def in_parallel(function: Callable[[Item], Result], items: Iterable[Item], threads: int | None = None) -> list[Result]:

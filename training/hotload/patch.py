@@ -68,6 +68,8 @@ def _tensor(entry: Entry, weights: Weights) -> Bits:
         )
     bits = weights.bits(entry.name)
     check_bits(entry.name, bits, spec.unit, spec.size)
+    if entry.chunks and not bits.flags.writeable:
+        raise InputError(f"{entry.name}: these weights cannot be written")
     return bits
 
 

@@ -76,7 +76,7 @@ class DeviceStretch:
     @property
     def size(self) -> int:
         """Elements."""
-        return self.bits.numel()
+        return int(self.bits.numel())
 
     def all(self) -> Bits:
         """Every element."""

@@ -2,10 +2,12 @@
 
 A non-zero number of `b` bits is its size class b - 1 and its b - 1 bits below the highest one. Differences are signed modulo
 2^width: the size is that of the magnitude, and the sign (1 where negative) lies below the other low bits. Weights that just
-cross a rounding boundary move by one step, class 0, so the class stream nearly vanishes under Huffman coding, the more with
-two classes in a byte; small weights move by many steps, and their low bits are noise that is stored as it is. The split is
-that of Elias gamma codes (Elias, "Universal codeword sets and representations of the integers", IEEE Trans. Inf. Theory 21,
-1975).
+cross a rounding boundary move by one step, class 0; small weights move by many steps, and their low bits are noise that is
+stored as it is. The split is that of Elias gamma codes (Elias, "Universal codeword sets and representations of the
+integers", IEEE Trans. Inf. Theory 21, 1975).
+
+Classes are packed 8, 4, 2 or 1 to a byte, so that Huffman coding of the bytes can spend less than a bit on a class: in
+1, 2, 4 or 8 bits each, where the largest number means "that or more", and what is above it follows in a second section.
 """
 
 from typing import Any
@@ -17,8 +19,8 @@ from groundhop.training.hotload.bits import Bits
 from groundhop.training.hotload.kernels import compiled, fixed
 from groundhop.training.hotload.streams import Bytes, Reader, Writer
 
-PAIRED_WIDTH = 16
-"""Up to this width a class fits half a byte, and two share one, the first in the lower half."""
+NARROW = (1, 2)
+"""Bits a class that are tried besides those that hold any class."""
 
 
 def write_values(writer: Writer, values: Bits, counts: list[int], *, signs: bool) -> None:
@@ -27,8 +29,7 @@ def write_values(writer: Writer, values: Bits, counts: list[int], *, signs: bool
     classes, low = _split(fixed(values), width, signs)
     start = 0
     for count in counts:
-        part = classes[start : start + count]
-        writer.section(_pair(fixed(part)) if width <= PAIRED_WIDTH else part)
+        _write_classes(writer, fixed(classes[start : start + count]), _full(width))
         start += count
     writer.raw(low.data)
 
@@ -36,12 +37,7 @@ def write_values(writer: Writer, values: Bits, counts: list[int], *, signs: bool
 def read_values(reader: Reader, unit: Any, counts: list[int], *, signs: bool) -> Bits:
     """The inverse; the caller has bounded `counts`. Raises: InputError where it is malformed."""
     width = 8 * np.dtype(unit).itemsize
-    parts = []
-    for count in counts:
-        if width <= PAIRED_WIDTH:
-            parts.append(_unpair(fixed(reader.section((count + 1) // 2)), count))
-        else:
-            parts.append(reader.section(count))
+    parts = [_read_classes(reader, count, _full(width)) for count in counts]
     classes = np.concatenate(parts) if parts else np.empty(0, np.uint8)
     if classes.size and int(classes.max()) >= width:
         raise InputError(f"{reader.where}: a size class is over {width - 1}")
@@ -50,6 +46,42 @@ def read_values(reader: Reader, unit: Any, counts: list[int], *, signs: bool) ->
     values: Bits = np.empty(classes.size, unit)
     _join(fixed(classes), fixed(low), signs, values)
     return values
+
+
+def _full(width: int) -> int:
+    """Bits that hold the class of any number of `width` bits: 4 up to 16, else 8."""
+    return 4 if width <= 16 else 8
+
+
+def _write_classes(writer: Writer, classes: Bytes, full: int) -> None:
+    """Write classes in the number of bits that takes the least room."""
+    if not classes.size:
+        return
+    made = [_packed(classes, bits, full) for bits in (*NARROW, full)]
+    writer.raw(min(made, key=lambda one: one.size).bytes())
+
+
+def _packed(classes: Bytes, bits: int, full: int) -> Writer:
+    writer = Writer()
+    writer.raw(bytes([bits]))
+    most = (1 << bits) - 1
+    writer.section(_pack(classes, bits, most))
+    if bits < full:
+        writer.section(_pack(fixed(classes[classes >= most] - np.uint8(most)), full, (1 << full) - 1))
+    return writer
+
+
+def _read_classes(reader: Reader, count: int, full: int) -> Bytes:
+    if not count:
+        return np.empty(0, np.uint8)
+    bits = reader.raw(1)[0]
+    if bits not in (*NARROW, full):
+        raise InputError(f"{reader.where}: no classes of {bits} bits")
+    classes = _unpack(fixed(reader.section((count * bits + 7) // 8)), count, bits)
+    if bits < full:
+        capped = np.flatnonzero(classes == (1 << bits) - 1)
+        classes[capped] += _unpack(fixed(reader.section((capped.size * full + 7) // 8)), capped.size, full)
+    return classes
 
 
 @compiled
@@ -108,16 +140,19 @@ def _join(classes: Any, low: Any, signs: bool, values: Any) -> None:
 
 
 @compiled
-def _pair(classes: Any) -> Bytes:
-    packed = np.zeros((classes.size + 1) // 2, np.uint8)
+def _pack(classes: Any, bits: int, most: int) -> Bytes:
+    packed = np.zeros((classes.size * bits + 7) // 8, np.uint8)
+    each = 8 // bits
     for i in range(classes.size):
-        packed[i >> 1] |= classes[i] << (4 * (i & 1))
+        packed[i // each] |= min(classes[i], most) << (bits * (i % each))
     return packed
 
 
 @compiled
-def _unpair(packed: Any, count: int) -> Bytes:
+def _unpack(packed: Any, count: int, bits: int) -> Bytes:
     classes = np.empty(count, np.uint8)
+    each = 8 // bits
+    mask = (1 << bits) - 1
     for i in range(count):
-        classes[i] = (packed[i >> 1] >> (4 * (i & 1))) & 15
+        classes[i] = (packed[i // each] >> (bits * (i % each))) & mask
     return classes
