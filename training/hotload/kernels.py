@@ -57,8 +57,3 @@ def fixed(array: NDArray[Any]) -> NDArray[Any]:
 def spans(size: int, step: int) -> list[tuple[int, int]]:
     """`size` elements as (start, stop) pieces of `step` elements, the last one shorter."""
     return [(start, min(start + step, size)) for start in range(0, size, step)]
-
-
-def little_endian(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """The bytes of an array as files hold them."""
-    return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).view(np.uint8)
