@@ -1,6 +1,7 @@
 """A trainer's tensors as the bits that a checkpoint would hold: names, shapes and types checked against the baseline."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,19 @@ CASTS = frozenset({"F64", "F32", "F16", "BF16"})
 """Among these a trainer's type may differ from the checkpoint's, as FP32 masters do; quantised types have scales besides."""
 
 
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A tensor that is its bits already, as `Named` may hold one too."""
+
+    spec: TensorSpec
+    bits: Bits
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of a tensor."""
+        return self.spec.shape
+
+
 class Given:
     """A trainer's tensors as a `Weights`, in the trainer's own types. Raises: InputError for a name that comes twice."""
 
@@ -43,6 +57,8 @@ class Given:
 
 def spec_of(name: str, tensor: Any) -> TensorSpec:
     """What a checkpoint would say of a tensor. Raises: InputError for a type that no checkpoint holds."""
+    if isinstance(tensor, Whole):
+        return TensorSpec(name=name, dtype=tensor.spec.dtype, shape=tensor.spec.shape)
     kind = str(tensor.dtype).removeprefix("torch.")
     if kind not in TORCH_NAMES:
         raise InputError(f"{name}: a checkpoint holds no {kind}")
@@ -57,6 +73,8 @@ def cast(tensor: Any, spec: TensorSpec) -> Bits:
     given = spec_of(spec.name, tensor)
     if given.shape != spec.shape:
         raise InputError(f"{spec.name}: need the shape {list(spec.shape)}, the trainer gave {list(given.shape)}")
+    if isinstance(tensor, Whole) and given.dtype == spec.dtype:
+        return tensor.bits
     if hasattr(tensor, "full_tensor"):
         tensor = tensor.full_tensor()
     if given.dtype == spec.dtype:

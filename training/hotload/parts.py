@@ -15,6 +15,8 @@ from groundhop.training.hotload.store.shared_layout import SharedTensor, encode_
 from groundhop.training.hotload.store.writer import SnapshotWriter
 from groundhop.training.hotload.touched import TouchedWriter
 
+Positions = NDArray[np.int64]
+"""Where old and new bits differ, increasing."""
 Also = NDArray[np.int64] | None
 """Positions that an overwrite sends, whatever they hold; None in a differential snapshot."""
 Prints = tuple[Fingerprint, Fingerprint]
@@ -24,7 +26,9 @@ Prints = tuple[Fingerprint, Fingerprint]
 class Coder(Protocol):
     """Codes tensors that have something to send, and joins them into a part."""
 
-    def code(self, spec: TensorSpec, old: Bits, new: Bits, also: Also, prints: Prints) -> tuple[Any, int]:
+    def code(
+        self, spec: TensorSpec, old: Bits, new: Bits, positions: Positions, also: Also, prints: Prints
+    ) -> tuple[Any, int]:
         """One tensor, coded, and its bytes."""
         ...
 
@@ -39,9 +43,11 @@ class OurCoder:
     def __init__(self, version: int, encoding: Encoding) -> None:
         self._version, self._encoding = version, encoding
 
-    def code(self, spec: TensorSpec, old: Bits, new: Bits, also: Also, prints: Prints) -> tuple[TensorDelta, int]:
+    def code(
+        self, spec: TensorSpec, old: Bits, new: Bits, positions: Positions, also: Also, prints: Prints
+    ) -> tuple[TensorDelta, int]:
         """One tensor, coded, and its bytes."""
-        delta = encode_tensor(spec, old, new, encoding=self._encoding, also=also, prints=prints)
+        delta = encode_tensor(spec, old, new, encoding=self._encoding, also=also, positions=positions, prints=prints)
         assert delta is not None
         return delta, delta.nbytes
 
@@ -53,7 +59,9 @@ class OurCoder:
 class SharedCoder:
     """The layout that other systems read."""
 
-    def code(self, spec: TensorSpec, old: Bits, new: Bits, also: Also, prints: Prints) -> tuple[SharedTensor, int]:
+    def code(
+        self, spec: TensorSpec, old: Bits, new: Bits, positions: Positions, also: Also, prints: Prints
+    ) -> tuple[SharedTensor, int]:
         """One tensor, coded, and its bytes."""
         tensor = encode_shared(spec, old, new, operation="differential" if also is None else "overwrite", also=also)
         assert tensor is not None
@@ -92,9 +100,9 @@ class PartWriter:
         self._waiting_bytes = 0
         self._parts = 0
 
-    def add(self, spec: TensorSpec, old: Bits, new: Bits, also: Also, prints: Prints) -> None:
+    def add(self, spec: TensorSpec, old: Bits, new: Bits, positions: Positions, also: Also, prints: Prints) -> None:
         """Take one tensor that has something to send; its row is in the write-ahead set, though not yet on disk."""
-        tensor, size = self._coder.code(spec, old, new, also, prints)
+        tensor, size = self._coder.code(spec, old, new, positions, also, prints)
         self._waiting.append(tensor)
         self._waiting_bytes += size
         if self._waiting_bytes >= self._part_bytes:

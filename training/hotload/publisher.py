@@ -115,7 +115,7 @@ class Publisher:
         if isinstance(source, Checkpoint):
             same_tensors(source.specs, self._baseline.specs, f"version {head.version}")
         self._since_anchor = len(route(lease.index, None, head.identity).deltas)
-        self._settle()
+        self.settle()
         head, now = lease.head() or head, time.monotonic()
         return _published(head, lease.index(head.identity), now, now, now)
 
@@ -125,7 +125,7 @@ class Publisher:
         Raises: InputError for other tensors than the baseline's; ServerError from the fleet, StoreError, SpaceError: the head
         stays, and the next call mends what this one left; FencedError when another publisher has taken over: this one is done.
         """
-        self._settle()
+        self.settle()
         number = self._take_version(version)
         files = self._files()
         operation = self._operation(files)
@@ -144,6 +144,32 @@ class Publisher:
             raise
         self._anchor_if_due()
         return published
+
+    def settle(self) -> str:
+        """Bring the baseline to the head after an attempt whose end was not known, and commit one that the fleet holds.
+
+        `start` and `publish` begin with it. Returns the identity that the publisher stands on.
+        """
+        baseline, head = self.baseline, self._lease.head()
+        assert head is not None  # `start` committed one or found one
+        if not follow(baseline, head, self._files()):
+            self._lease.require()
+            raise ConflictError(f"the head is {head.identity}, this publisher is at {baseline.identity}: start it anew")
+        files = covered(self._files(), head)
+        held = held_attempt(self._lease.objects, self._fleet, head, files)
+        if held is not None:
+            attempt, sha256, digest = held
+            logger.info("%s is held by the whole fleet: its commit record is written now", attempt.identity)
+            # The try may have an abort record, which only ends the try.
+            renewed = Attempt(
+                txn=uuid.uuid4().hex,
+                identity=attempt.identity,
+                version=attempt.version,
+                base=attempt.base,
+                epoch=self._lease.epoch,
+            )
+            self._follow(self._lease.commit(renewed, head.identity, sha256, digest))
+        return self.baseline.identity
 
     def close(self) -> None:
         """Let go of the baseline's file; the lease simply runs out."""
@@ -189,28 +215,6 @@ class Publisher:
     def _touched(self, files: list[TouchedFile]) -> Together:
         """What unfinished attempts may have written. An element that went back to its baseline value since is among it."""
         return union(files)
-
-    def _settle(self) -> None:
-        """Bring the baseline to the head after an attempt whose end was not known, and commit one that the fleet holds."""
-        baseline, head = self.baseline, self._lease.head()
-        assert head is not None  # `start` committed one or found one
-        if not follow(baseline, head, self._files()):
-            self._lease.require()
-            raise ConflictError(f"the head is {head.identity}, this publisher is at {baseline.identity}: start it anew")
-        files = covered(self._files(), head)
-        held = held_attempt(self._lease.objects, self._fleet, head, files)
-        if held is not None:
-            attempt, sha256, digest = held
-            logger.info("%s is held by the whole fleet: its commit record is written now", attempt.identity)
-            # The try may have an abort record, which only ends the try.
-            renewed = Attempt(
-                txn=uuid.uuid4().hex,
-                identity=attempt.identity,
-                version=attempt.version,
-                base=attempt.base,
-                epoch=self._lease.epoch,
-            )
-            self._follow(self._lease.commit(renewed, head.identity, sha256, digest))
 
     def _follow(self, head: Commit) -> None:
         """Advance to a commit of our own, then forget what led there."""

@@ -35,13 +35,12 @@ def encode_step(
         changed += positions.size
         before = prints[spec.name]
         after = before + fingerprint_at(positions, bits[positions]) - fingerprint_at(positions, old[positions])
-        also = None
-        if overwrite is not None:
-            also = positions = np.union1d(positions, overwrite.get(spec.name, NOTHING))
-        if positions.size:
+        also = None if overwrite is None else overwrite.get(spec.name, NOTHING)
+        sent = positions if also is None else np.union1d(positions, also)
+        if sent.size:
             prints[spec.name] = after
-            journal.append(_row(spec, positions, bits, after))
-            parts.add(spec, old, bits, also, (before, after))
+            journal.append(_row(spec, sent, bits, after))
+            parts.add(spec, old, bits, positions, also, (before, after))
     parts.finish()
     total = sum(spec.size for spec in baseline.specs.values())
     return End(digest=state_digest(baseline.specs, prints), changed=changed, total=total, bytes=parts.bytes)
