@@ -1,7 +1,8 @@
 """Between Starlette and our bodies: bounded reading, JSON answers, errors as bodies with a code and without a path."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import get_args
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -14,6 +15,7 @@ from groundhop.training.hotload.control.wire import BODY_LIMIT, HTTP_STATUS, Bod
 
 logger = logging.getLogger(__name__)
 
+_CODES: Mapping[str, Code] = dict(zip(get_args(Code), get_args(Code), strict=True))
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -73,7 +75,7 @@ def explained(handler: Handler) -> Handler:
         try:
             return await handler(request)
         except RefusedError as error:
-            return fail(_code(error.code), error.reason)
+            return fail(_CODES.get(error.code, "internal"), error.reason)
         except InputError as error:
             return fail("invalid_argument", str(error))
         except SpaceError:
@@ -95,11 +97,3 @@ def explained(handler: Handler) -> Handler:
 def route(path: str, method: str, handler: Handler) -> Route:
     """A route whose errors are explained."""
     return Route(path, explained(handler), methods=[method])
-
-
-def _code(text: str) -> Code:
-    try:
-        code: Code = msgspec.convert(text, Code)
-        return code
-    except msgspec.ValidationError:
-        return "internal"

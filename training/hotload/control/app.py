@@ -14,8 +14,9 @@ from starlette.routing import Route
 
 from groundhop.training.hotload.control import coreweave, fireworks
 from groundhop.training.hotload.control.answers import fail, needed, number, read, reply, route, whole
+from groundhop.training.hotload.control.core import LONGEST_POLL_S
 from groundhop.training.hotload.control.guard import Guard
-from groundhop.training.hotload.control.service import LONGEST_POLL_S, Service
+from groundhop.training.hotload.control.service import Service
 from groundhop.training.hotload.control.views import view_hot_load
 from groundhop.training.hotload.control.wire import (
     DeploymentBody,

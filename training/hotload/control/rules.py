@@ -16,7 +16,8 @@ from groundhop.training.hotload.control.records import (
     TimedOut,
     Went,
 )
-from groundhop.training.hotload.control.states import WRITING, open_hot_load, txn_of
+from groundhop.training.hotload.control.replicas import WRITING
+from groundhop.training.hotload.control.states import open_hot_load, txn_of
 from groundhop.training.hotload.control.wire import Action, Code, ReportBody, SnapshotRef, Task
 
 

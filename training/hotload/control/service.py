@@ -1,35 +1,24 @@
-"""The control plane without HTTP: takes requests, writes events, wakes who waits.
+"""What publishers, readers and agents may ask of a control plane, without HTTP."""
 
-All of it runs in one event loop, and between reading a state and appending an event nothing is awaited, so no two requests
-act on one state. Appending waits for the disk on purpose: nothing may follow from an event that is not durable.
-"""
-
-import asyncio
-import contextlib
-import logging
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from groundhop.errors import StoreError
 from groundhop.training.hotload.control import admission, rules, views
 from groundhop.training.hotload.control.admission import refuse
+from groundhop.training.hotload.control.core import Core, steady_time
 from groundhop.training.hotload.control.ledger import Ledger
 from groundhop.training.hotload.control.records import (
     Configured,
     Deployment,
     Drifted,
-    Event,
     Finished,
     HotLoad,
     Registered,
     Reported,
-    WentOffline,
 )
-from groundhop.training.hotload.control.states import evolve
 from groundhop.training.hotload.control.wire import (
     BarrierReply,
     DeploymentBody,
@@ -50,11 +39,6 @@ from groundhop.training.hotload.control.wire import (
     TaskReply,
 )
 
-logger = logging.getLogger(__name__)
-
-LONGEST_POLL_S = 60.0
-LONGEST_SLEEP_S = 3600.0
-RETRY_S = 1.0
 DRIFT_BEATS = 2
 """Beats in a row that must disagree with the ledger before they are believed: one may have crossed a report."""
 
@@ -76,35 +60,15 @@ async def look_nowhere(config: DeploymentBody, body: HotLoadBody) -> Snapshot | 
     return None
 
 
-_BEGAN = time.time() - time.monotonic()
-
-
-def steady_time() -> float:
-    """Unix time that never jumps while the process lives."""
-    return _BEGAN + time.monotonic()
-
-
-class Service:
-    """Deployments, their ledger, and everybody who waits for a change."""
+class Service(Core):
+    """Requests of publishers, readers and agents."""
 
     def __init__(self, ledger: Ledger, *, look: Look = look_nowhere, clock: Callable[[], float] = steady_time) -> None:
-        """Take up what the ledger holds: attempts without a commit are aborted, those with one roll forward."""
-        self._ledger = ledger
+        """Take up what the ledger holds, see `Core`."""
+        super().__init__(ledger, clock)
         self._look = look
-        self._clock = clock
-        self._deployments = ledger.load()
         self._owner = {id_: name for name, found in self._deployments.items() for id_ in found.hot_loads}
-        self._beats: dict[tuple[str, str], float] = {}
         self._strange: dict[tuple[str, str], int] = {}
-        self._changed: dict[str, asyncio.Event] = {}
-        self._hurry = asyncio.Event()
-        for name, found in list(self._deployments.items()):
-            # Nobody could beat while there was nobody to listen.
-            self._beats |= {(name, replica): clock() for replica in found.replicas}
-            event = rules.after_restart(found)
-            if event is not None:
-                self._append(name, event)
-            self._follow(name)
 
     # --- publishers and readers
 
@@ -119,17 +83,6 @@ class Service:
             self._append(name, Configured(config=config))
         self._follow(name)
         return self.view(name)
-
-    def names(self) -> list[str]:
-        """All deployments."""
-        return sorted(self._deployments)
-
-    def find(self, name: str) -> Deployment:
-        """A deployment's state. Raises: RefusedError, `not_found`."""
-        found = self._deployments.get(name)
-        if found is None:
-            raise refuse("not_found", f"no deployment {name!r}")
-        return found
 
     def find_hot_load(self, hot_load_id: str) -> tuple[Deployment, HotLoad]:
         """A hot-load and its deployment. Raises: RefusedError, `not_found`."""
@@ -173,7 +126,7 @@ class Service:
 
     async def create(self, asked: HotLoadBody) -> tuple[HotLoadView, bool]:
         """Start a hot-load, or find the one that the same request started; the flag says which. Raises: RefusedError."""
-        replay = self._replay(asked)
+        replay, seen = self._replay(asked), None
         if replay is None:
             seen = await self._look(self.find(asked.deployment_id).config, asked)
             # Another request with this id may have come in meanwhile.
@@ -242,7 +195,8 @@ class Service:
             return HeartbeatReply(known=False, task_key="")
         self._beat(deployment, name)
         replica = self.find(deployment).replicas[name]
-        idle = replica.state in ("serving", "lagging", "dirty", "recovering")
+        # That a dirty replica is whole again is a report's to say, after its digest was verified; not a beat's.
+        idle = replica.state in ("serving", "lagging", "recovering")
         strange = idle and (replica.current.identity, replica.current.clean) != (
             body.current.identity,
             body.current.clean,
@@ -284,43 +238,6 @@ class Service:
                 self._follow(deployment)
         return ReportReply(accepted=accepted, task_key=rules.key_of(self._task(deployment, name)))
 
-    # --- time
-
-    async def run(self) -> None:
-        """Notice silence and run-out times; sleeps until the next of them. Runs until cancelled."""
-        while True:
-            self._hurry.clear()
-            try:
-                wake_at = self.tick()
-            except StoreError:
-                # Nothing changed; what is due stays due. The disk may get its space back.
-                logger.exception("control: the ledger cannot be written, trying again in %.0f s", RETRY_S)
-                await asyncio.sleep(RETRY_S)
-                continue
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._hurry.wait(), max(wake_at - self._clock(), 0.0))
-
-    def tick(self) -> float:
-        """Do what the time calls for; gives the time at which to look again."""
-        now = self._clock()
-        wake_at = now + LONGEST_SLEEP_S
-        for name in self.names():
-            patience = self._deployments[name].config.offline_after_s
-            for key, replica in list(self._deployments[name].replicas.items()):
-                silent_at = self._beats.setdefault((name, key), now) + patience
-                if replica.state != "offline" and silent_at <= now:
-                    logger.warning("control: %s/%s is silent for %.1f s: offline", name, key, patience)
-                    self._append(name, WentOffline(name=key))
-                elif replica.state != "offline":
-                    wake_at = min(wake_at, silent_at)
-            self._follow(name)
-            self._wake(name)
-            later = [moment for moment in rules.deadlines(self._deployments[name]) if moment > now]
-            wake_at = min([wake_at, *later])
-        return wake_at
-
-    # --- inside
-
     def _replay(self, asked: HotLoadBody) -> HotLoad | None:
         if asked.hot_load_id is None or asked.hot_load_id not in self._owner:
             return None
@@ -332,50 +249,9 @@ class Service:
             raise refuse("aborted", f"a newer agent of {name} has registered: this one must stop")
         return replica is not None and replica.about.epoch == epoch and replica.state != "offline"
 
-    def _beat(self, deployment: str, name: str) -> None:
-        self._beats[deployment, name] = self._clock()
-
     def _task(self, deployment: str, name: str) -> Task | None:
         found = self._deployments[deployment]
         return rules.task_of(found, name, self._clock()) if name in found.replicas else None
-
-    def _append(self, name: str, event: Event) -> Deployment:
-        return self._write(name, event, self._deployments[name])
-
-    def _write(self, name: str, event: Event, before: Deployment) -> Deployment:
-        """THE way in which anything changes: first the ledger, then the state, then everybody who waits."""
-        now = self._clock()
-        sequence = self._ledger.append(name, event, now)
-        after = evolve(before, event, now)
-        self._deployments[name] = after
-        with contextlib.suppress(StoreError):
-            self._ledger.save(after, sequence)
-        self._wake(name)
-        self._hurry.set()
-        return after
-
-    def _follow(self, name: str) -> None:
-        while (event := rules.follow(self._deployments[name], self._clock())) is not None:
-            logger.info("control: %s: %s", name, _say(event))
-            self._append(name, event)
-
-    def _wake(self, name: str) -> None:
-        waiting = self._changed.pop(name, None)
-        if waiting is not None:
-            waiting.set()
-
-    async def _until(self, name: str, claim: Callable[[Deployment], bool], wait_s: float) -> bool:
-        """Wait for a claim about a deployment to hold; whether it does."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + min(max(wait_s, 0.0), LONGEST_POLL_S)
-        while not claim(self.find(name)):
-            left = end - loop.time()
-            if left <= 0:
-                return False
-            changed = self._changed.setdefault(name, asyncio.Event())
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), left)
-        return True
 
 
 def _fill(asked: HotLoadBody, seen: Snapshot) -> HotLoadBody:
@@ -394,10 +270,3 @@ def _fill(asked: HotLoadBody, seen: Snapshot) -> HotLoadBody:
         digest=asked.digest or seen.digest,
         version=asked.version if asked.version is not None else seen.version,
     )
-
-
-def _say(event: Event) -> str:
-    fields = [
-        f"{key}={getattr(event, key)}" for key in ("identity", "state", "name", "txn", "reason") if hasattr(event, key)
-    ]
-    return " ".join([type(event).__name__.lower(), *fields])

@@ -1,8 +1,6 @@
 """How a deployment changes: `evolve(state, event, time) -> state`, pure and total over the ledger's events.
 
-Replicas go OFFLINE -> RECOVERING -> SERVING -> FETCHING -> STAGED -> PAUSING -> APPLYING -> VERIFYING -> PREPARED -> SERVING,
-and to DIRTY from wherever weights may be partly written. Three rules: a dirty replica never serves; a failure before the first
-write takes nobody out of service; only `Committed` moves the head.
+Only `Committed` moves the head. What one replica goes through is in `replicas.py`.
 """
 
 from collections.abc import Iterable
@@ -23,7 +21,6 @@ from groundhop.training.hotload.control.records import (
     Finished,
     HotLoad,
     LeaseTaken,
-    Outcome,
     Registered,
     Replica,
     Reported,
@@ -32,15 +29,19 @@ from groundhop.training.hotload.control.records import (
     Went,
     WentOffline,
 )
-from groundhop.training.hotload.control.wire import Current, Phase, PublicState, ReplicaState, ReportBody
+from groundhop.training.hotload.control.replicas import (
+    STAGING,
+    WRITING,
+    give_up,
+    outcome_of,
+    settle,
+    take,
+    time_out,
+)
+from groundhop.training.hotload.control.wire import ReportBody
 
-WRITING: frozenset[ReplicaState] = frozenset({"pausing", "applying", "verifying", "prepared"})
-"""Weights may be partly new: nothing but a commit or a repair leads out."""
-STAGING: frozenset[ReplicaState] = frozenset({"fetching", "staged"})
-RANK: dict[str, int] = {"fetching": 1, "staged": 2, "pausing": 3, "applying": 4, "verifying": 5, "prepared": 6}
 OUTCOMES_KEPT = 200
 """Hot-loads of which the outcome on each replica is kept."""
-LONGEST_WAIT_S = 60.0
 
 
 def evolve(deployment: Deployment, event: Event, time: float) -> Deployment:
@@ -55,10 +56,10 @@ def evolve(deployment: Deployment, event: Event, time: float) -> Deployment:
         case Registered():
             return _register(deployment, event, time)
         case Reported(name=name, report=report):
-            return _put(deployment, name, _report(deployment, deployment.replicas[name], report, time))
+            return _put(deployment, name, _take(deployment, name, report, time))
         case Drifted(name=name, current=current):
             replica = replace(deployment.replicas[name], current=current, txn="", cache_reset=False, updated_at=time)
-            return _put(deployment, name, _settle(replica, deployment.head, "lagging"))
+            return _put(deployment, name, settle(replica, deployment.head, "lagging"))
         case WentOffline(name=name):
             replica = deployment.replicas[name]
             return _put(
@@ -67,7 +68,7 @@ def evolve(deployment: Deployment, event: Event, time: float) -> Deployment:
                 replace(replica, state="offline", before=replica.state, updated_at=time, detail="no heartbeat"),
             )
         case TimedOut(name=name, reason=reason):
-            return _put(deployment, name, _time_out(deployment, deployment.replicas[name], reason, time))
+            return _put(deployment, name, time_out(deployment.replicas[name], reason, deployment.head, time))
         case Went():
             return _go(deployment, time)
         case Committed():
@@ -110,38 +111,6 @@ def is_required(deployment: Deployment, name: str) -> bool:
     return hot_load is not None and name in hot_load.attempt.required
 
 
-def may_serve(replica: Replica) -> bool:
-    """Whether requests may reach it and be answered, on whatever weights it holds."""
-    return replica.current.clean and replica.state in ("serving", "lagging", "fetching", "staged")
-
-
-def public_state(replica: Replica, target: str | None) -> PublicState:
-    """CoreWeave's four words, as seen by somebody who waits for `target` (None: for nothing in particular)."""
-    if replica.state in ("dirty", "offline"):
-        return "error"
-    if replica.state in WRITING or replica.state == "recovering" or not replica.current.clean:
-        return "updating"
-    if replica.state in STAGING or (target is not None and replica.current.identity != target):
-        return "pending_update"
-    return "ready"
-
-
-def outcome_of(replica: Replica, target: str) -> Outcome:
-    """What is kept of a replica when a hot-load of `target` is over."""
-    state = public_state(replica, target)
-    if replica.state == "serving" or (replica.state in ("lagging", *STAGING) and replica.current.clean):
-        state = "ready"
-    return Outcome(
-        name=replica.about.name,
-        state=state,
-        current_identity=replica.current.identity,
-        detail=replica.detail,
-        started_at=replica.started_at,
-        finished_at=replica.finished_at,
-        updated_at=replica.updated_at,
-    )
-
-
 def _put(deployment: Deployment, name: str, replica: Replica) -> Deployment:
     changed = replace(deployment, replicas={**deployment.replicas, name: replica})
     hot_load = open_hot_load(changed)
@@ -154,68 +123,8 @@ def _put_hot_load(deployment: Deployment, hot_load: HotLoad) -> Deployment:
     return replace(deployment, hot_loads={**deployment.hot_loads, hot_load.id: hot_load})
 
 
-def _settle(replica: Replica, head: str | None, behind: ReplicaState) -> Replica:
-    """Where a replica stands that does nothing: by what it holds, against the head."""
-    if not replica.current.clean:
-        return replace(replica, state="dirty")
-    return replace(replica, state="serving" if head is None or replica.current.identity == head else behind)
-
-
-def _soil(replica: Replica, target: str | None, time: float) -> Replica:
-    """Mark as partly written."""
-    current = Current(identity=replica.current.identity, clean=False, dirty_to=target)
-    return replace(replica, state="dirty", current=current, cache_reset=False, updated_at=time)
-
-
-def _wait(tries: int) -> float:
-    return float(min(0.25 * 2**tries, LONGEST_WAIT_S))
-
-
-def _report(deployment: Deployment, replica: Replica, report: ReportBody, time: float) -> Replica:
-    target = _target(deployment, replica.about.name)
-    fresh = report.txn != replica.txn
-    if not fresh and RANK.get(report.phase, 9) < RANK.get(replica.state, 0):
-        return replica
-    same_work = replica.finished_at is None and replica.target == target
-    replica = replace(
-        replica,
-        txn=report.txn,
-        target=target,
-        started_at=replica.started_at if same_work else time,
-        finished_at=None,
-        bytes=max(report.bytes, 0 if fresh else replica.bytes),
-        plan_digest=report.plan_digest or replica.plan_digest,
-        updated_at=time,
-    )
-    return _enter(deployment, replica, report, report.phase, time)
-
-
-def _enter(deployment: Deployment, replica: Replica, report: ReportBody, phase: Phase, time: float) -> Replica:
-    match phase:
-        case "serving":
-            replica = replace(replica, current=report.current, cache_reset=report.cache_reset, finished_at=time)
-            settled = _settle(replica, deployment.head, "lagging")
-            done = settled.state == "serving"
-            return replace(settled, tries=0 if done else replica.tries + 1, detail="" if done else replica.detail)
-        case "failed" | "dirty":
-            failed = replace(
-                replica,
-                current=report.current,
-                tries=replica.tries + 1,
-                hopeless=not report.retry,
-                not_before=time + _wait(replica.tries),
-                detail=report.error or "failed without a reason",
-                code=report.code,
-                finished_at=time,
-            )
-            if phase == "dirty" or not report.current.clean:
-                return _soil(failed, report.current.dirty_to or replica.target, time)
-            return _settle(failed, deployment.head, "lagging")
-        case "fetching" | "staged":
-            # A dirty replica that stages its repair stays dirty until it pauses into it: it does not serve meanwhile.
-            return replace(replica, state=phase, current=report.current)
-        case "pausing" | "applying" | "verifying" | "prepared":
-            return replace(replica, state=phase, current=replace(report.current, clean=False, dirty_to=replica.target))
+def _take(deployment: Deployment, name: str, report: ReportBody, time: float) -> Replica:
+    return take(deployment.replicas[name], report, _target(deployment, name), deployment.head, time)
 
 
 def _target(deployment: Deployment, name: str) -> str | None:
@@ -236,7 +145,7 @@ def _register(deployment: Deployment, event: Registered, time: float) -> Deploym
     }
     if known is None:
         replica = Replica(state="recovering", target=deployment.head, **fields)
-        return _put(deployment, about.name, _settle(replica, deployment.head, "recovering"))
+        return _put(deployment, about.name, settle(replica, deployment.head, "recovering"))
     same_agent = known.about.epoch == about.epoch
     before = known.before if known.state == "offline" else known.state
     if same_agent and before == "prepared" and about.current.dirty_to == deployment.head == known.target:
@@ -244,17 +153,10 @@ def _register(deployment: Deployment, event: Registered, time: float) -> Deploym
         return _put(deployment, about.name, replace(known, state="prepared", about=about, updated_at=time, detail=""))
     # An agent that starts again and again must not keep an attempt waiting for ever.
     tries = known.tries if same_agent else known.tries + 1
-    replica = _settle(replace(known, txn="", tries=tries, cache_reset=False, **fields), deployment.head, "recovering")
+    replica = settle(replace(known, txn="", tries=tries, cache_reset=False, **fields), deployment.head, "recovering")
     if replica.state == "serving" and not is_required(deployment, about.name):
         replica = replace(replica, tries=0, detail="")
     return _put(deployment, about.name, replica)
-
-
-def _time_out(deployment: Deployment, replica: Replica, reason: str, time: float) -> Replica:
-    late = replace(replica, tries=replica.tries + 1, hopeless=True, detail=reason, code="unavailable", updated_at=time)
-    if replica.state in WRITING:
-        return _soil(late, replica.target, time)
-    return _settle(late, deployment.head, "lagging")
 
 
 def _begin(deployment: Deployment, names: Iterable[str], identity: str, time: float) -> Deployment:
@@ -319,14 +221,8 @@ def _give_up(deployment: Deployment, time: float) -> Deployment:
     """What an abort does to the replicas of the open attempt."""
     hot_load = open_hot_load(deployment)
     assert hot_load is not None
-    changed = {}
-    for name in hot_load.attempt.required:
-        replica = deployment.replicas[name]
-        if replica.state in WRITING or (replica.state == "offline" and replica.before in WRITING):
-            dirty = _soil(replica, hot_load.body.identity, time)
-            changed[name] = replace(dirty, state="offline", before="dirty") if replica.state == "offline" else dirty
-        elif replica.state in STAGING:
-            changed[name] = replace(_settle(replica, deployment.head, "lagging"), updated_at=time)
+    target, head = hot_load.body.identity, deployment.head
+    changed = {name: give_up(deployment.replicas[name], target, head, time) for name in hot_load.attempt.required}
     return replace(deployment, replicas={**deployment.replicas, **changed})
 
 

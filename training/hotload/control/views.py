@@ -1,8 +1,9 @@
 """What people and publishers get to see of a deployment: pure functions from the ledger's state to the wire."""
 
 from groundhop.training.hotload.control.records import Deployment, HotLoad, Replica
+from groundhop.training.hotload.control.replicas import public_state
 from groundhop.training.hotload.control.rules import chain_of
-from groundhop.training.hotload.control.states import is_required, public_state
+from groundhop.training.hotload.control.states import is_required
 from groundhop.training.hotload.control.wire import DeploymentView, HotLoadView, ReplicaView
 
 NEWEST = 10

@@ -141,8 +141,9 @@ class Task(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an agent has to do; it stands until the state moves, so asking again gives it again.
 
     stage    fetch and verify the snapshot's files while serving on; report `fetching`, then `staged` or `failed`.
-    apply    journal DIRTY, pause, write, verify; report `pausing`, `applying`, `verifying`, then `prepared` (paused) or
-             `dirty`. Where `joint` is false, go on to commit without asking.
+    apply    pause, journal DIRTY, write, verify; report `pausing`, `applying`, `verifying`, then `prepared` (paused) or
+             `dirty`. The first write comes after `applying` was accepted, never before. Where `joint` is false, go on to
+             commit without asking.
     commit   the snapshot is committed: reset the prompt cache if asked to, resume, report `serving`.
     recover  come to `identity`, which is committed, by any way that ends in its digest (delta, folded chain, peer, full
              load); not joint; report phases and, in the end, `serving`.

@@ -7,7 +7,7 @@ import pytest
 from scripted import Replica, plane_with
 
 from groundhop.errors import RefusedError
-from groundhop.training.hotload.control.states import WRITING, may_serve
+from groundhop.training.hotload.control.replicas import WRITING, may_serve
 from groundhop.training.hotload.control.wire import Current, Phase
 
 TO_STAGED: tuple[Phase, ...] = ("fetching", "staged")
@@ -309,6 +309,14 @@ def test_beats_do_not_make_a_dirty_replica_whole(tmp_path: Path) -> None:
     assert plane.states()["a"] == "dirty"
     plane.sleep(2, one)
     assert plane.states()["a"] == "dirty"
+
+
+def test_a_replica_that_only_paused_is_whole_when_the_attempt_is_given_up(tmp_path: Path) -> None:
+    plane, (one, other) = plane_with(tmp_path, 2)
+    created = plane.create("v1")
+    one.work(), other.work(), one.work("pausing"), other.work("applying")
+    plane.service.cancel(created.hot_load_id)
+    assert plane.states() == {"a": "serving", "b": "dirty"}
 
 
 def test_that_a_replica_is_dirty_is_believed_at_any_time(tmp_path: Path) -> None:
