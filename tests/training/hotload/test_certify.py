@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_states import Held, changed
+from small_states import Held
 
 torch = pytest.importorskip("torch")
 
-from tiny_vllm import bf16, digest, everything, step  # noqa: E402
+from tiny_vllm import bf16, changed, digest, everything, step  # noqa: E402
 
 from groundhop.errors import PlacementError  # noqa: E402
 from groundhop.training.hotload.bits import TensorSpec  # noqa: E402

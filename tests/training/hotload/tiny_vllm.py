@@ -165,6 +165,15 @@ def random_state(kind: str, seed: int = 0) -> Held:
     return Held(specs, {name: bf16(random.normal(0, 0.05, spec.shape)) for name, spec in specs.items()})
 
 
+def changed(before: Held, share: float = 0.05, seed: int = 9) -> Held:
+    """A copy with about `share` of each tensor's elements changed by a few steps, at least one."""
+    after, random = before.copy(), np.random.default_rng(seed)
+    for bits in after.held.values():
+        places = random.choice(bits.size, max(1, int(bits.size * share)), replace=False)
+        bits[places] += random.integers(1, 5, places.size).astype(bits.dtype)
+    return after
+
+
 def bf16(values: Any) -> Bits:
     """The upper halves of float32: values cut to BF16."""
     cut: Bits = (np.asarray(values, dtype=np.float32).reshape(-1).view(np.uint32) >> 16).astype(np.uint16)

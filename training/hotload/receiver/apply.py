@@ -113,8 +113,12 @@ class Placement:
                 yield Patch(target, 1, box, box_bytes(live, box).clone(), box_bytes(new, box).clone()), names
 
 
-def stage(placement: Placement, delta: Delta, entry: Entry, prints: tuple[Fingerprint, ...]) -> Staged:
+def stage(
+    placement: Placement, delta: Delta, entry: Entry, prints: tuple[Fingerprint, ...], lent: Bits | None = None
+) -> Staged:
     """Work out what one tensor's changes do here; `prints` are those of its parts now.
+
+    `lent`: the old bits of the whole tensor, where this rank holds a part of it and they are needed.
 
     OPAQUE tensors only get their new canonical bits; `Placement.groups` says what the loader makes of them.
     Raises: InputError for what does not fit, PlacementError for what this engine cannot take.
@@ -126,7 +130,7 @@ def stage(placement: Placement, delta: Delta, entry: Entry, prints: tuple[Finger
         return Staged()
 
     def old(start: int, stop: int) -> Bits:
-        return placement.read(entry.name, start, stop)
+        return placement.read(entry.name, start, stop) if lent is None else lent[start:stop]
 
     staged = Staged()
     found = list(prints)

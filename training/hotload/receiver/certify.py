@@ -198,10 +198,12 @@ class _Work:
             self.reasons.setdefault(name, "its loader reads it and copies something else")
 
     def _place(self, spec: TensorSpec, copies: list[Copy]) -> Placed:
+        if not spec.size:
+            return Placed(spec, "XOR", whole=True)
         if spec.name in self.reasons:
             return Placed(spec, "OPAQUE")
         if not copies:
-            return Placed(spec, "SKIP") if spec.size else Placed(spec, "XOR", whole=True)
+            return Placed(spec, "SKIP")
         rows = [self._row(spec, copy) for copy in copies]
         bits = units_of(self.checkpoint.bits(spec.name), "cpu")
         if None in rows:

@@ -23,7 +23,7 @@ from groundhop.training.hotload.fingerprint import Fingerprint, fingerprint, sta
 from groundhop.training.hotload.receiver.apply import Placement, Staged, stage, take_back, write
 from groundhop.training.hotload.receiver.certify import Certificate, certify, guard_of, storages_of
 from groundhop.training.hotload.receiver.placement import Plan
-from groundhop.training.hotload.receiver.prints import Part, merge_all, parts_of, row_print
+from groundhop.training.hotload.receiver.prints import Part, borrow, lend, merge_all, parts_of, row_print
 from groundhop.training.hotload.receiver.ranks import Parts, Ranks
 from groundhop.training.hotload.receiver.recorder import Loader
 
@@ -224,18 +224,9 @@ class LiveModel:
         """Work out, check, write and read back some tensors; with `keep` a failure takes back this step and those before."""
         staged = Staged()
 
-        def work_out() -> Parts:
-            for delta, entry in step:
-                staged.add(stage(self._placement, delta, entry, self._own.get(entry.name, ())))
-            # Nobody knows what an unfinished write left of tensors that cannot be read back.
-            unsure = self._placement.kept if journal.was_dirty else {}
-            staged.patches.extend(self._placement.groups({**unsure, **staged.kept}))
-            return {entry.name: self._said(entry.name, staged) for _, entry in step}
-
         with _timed(seconds, "stage"):
             try:
-                promised = {entry.name: entry.fingerprint for _, entry in step}
-                merged = self._merged(self._ranks.together(work_out), promised)
+                merged = self._work_out(step, staged, journal)
                 self._check_promises(request, step, merged)
             except BaseException:
                 self._take_back(journal)
@@ -254,6 +245,33 @@ class LiveModel:
         self._placement.kept.update(staged.kept)
         self._table.update(merged)
         return staged.changed
+
+    def _work_out(self, step: Sequence[Item], staged: Staged, journal: "_Journal") -> dict[str, Fingerprint]:
+        """Fill `staged`; returns the prints that all ranks together come to."""
+        lending = self._ranks.count > 1 and any(delta.needs_old(entry) for delta, entry in step)
+        merged: dict[str, Fingerprint] = {}
+        for piece in [[item] for item in step] if lending else [step]:
+            lent = self._lend(*piece[0]) if lending else None
+            said = self._ranks.together(lambda piece=piece, lent=lent: self._stage(piece, staged, lent))
+            merged |= self._merged(said, {entry.name: entry.fingerprint for _, entry in piece})
+        # Nobody knows what an unfinished write left of tensors that cannot be read back.
+        unsure = self._placement.kept if journal.was_dirty else {}
+        self._ranks.together(lambda: staged.patches.extend(self._placement.groups({**unsure, **staged.kept})))
+        return merged
+
+    def _stage(self, piece: Sequence[Item], staged: Staged, lent: Bits | None) -> Parts:
+        for delta, entry in piece:
+            staged.add(stage(self._placement, delta, entry, self._own.get(entry.name, ()), lent))
+        return {entry.name: self._said(entry.name, staged) for _, entry in piece}
+
+    def _lend(self, delta: Delta, entry: Entry) -> Bits | None:
+        """Give the other ranks this one's elements of a tensor, and get the old bits of all of it if this rank needs them."""
+        if not delta.needs_old(entry):
+            return None
+        placed = self.plan.tensors[entry.name]
+        mine = bool(placed.rows) and not placed.whole and not placed.kept
+        said = self._ranks.together(lambda: {entry.name: lend(self._placement, placed) if mine else []})
+        return borrow(placed.spec, (part for rank in said for part in rank[entry.name])) if mine else None
 
     def _check_promises(self, request: ApplyRequest, step: Sequence[Item], merged: Mapping[str, Fingerprint]) -> None:
         for _, entry in step:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
 from msgspec import Struct
 
 from groundhop.errors import ChecksumError
@@ -22,8 +23,10 @@ class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     """The block, in units of the tensor's bits."""
-    print: str
+    print: str = ""
     """Fingerprint of its elements at their canonical positions."""
+    bits: bytes = b""
+    """The elements themselves in canonical order, where other ranks need them."""
 
 
 def row_print(spec: TensorSpec, row: Row, flat: Any) -> Fingerprint:
@@ -41,6 +44,25 @@ def row_print(spec: TensorSpec, row: Row, flat: Any) -> Fingerprint:
     return total
 
 
+def lend(placement: Any, placed: Placed) -> list[Part]:
+    """The elements of a tensor of which this rank holds a part."""
+    lent = []
+    for row in (placed.rows[part] for part in placed.parts):
+        units = row.read(placement.flat(row, placed)).contiguous()
+        bits = bits_from(units if row.dtype == placed.spec.dtype else cast(units, row.dtype, placed.spec.dtype))
+        lent.append(Part(offset=row.source_offset, sizes=row.sizes, strides=row.source_strides, bits=bits.tobytes()))
+    return lent
+
+
+def borrow(spec: TensorSpec, said: Iterable[Part]) -> Bits:
+    """The whole tensor from what all ranks lend."""
+    found = np.zeros(spec.size, dtype=spec.unit)
+    for part in said:
+        row = Row(0, part.offset, 0, part.sizes, part.strides, part.strides, spec.dtype)
+        found[row.positions(0, row.size)] = np.frombuffer(part.bits, dtype=spec.unit)
+    return found
+
+
 def part_of(row: Row, found: Fingerprint) -> Part:
     """A row's print as it is told to other ranks."""
     return Part(offset=row.source_offset, sizes=row.sizes, strides=row.source_strides, print=found.hex())
@@ -49,11 +71,6 @@ def part_of(row: Row, found: Fingerprint) -> Part:
 def whole_part(spec: TensorSpec, found: Fingerprint) -> Part:
     """The print of a tensor that a rank holds entirely beside the model."""
     return Part(offset=0, sizes=(spec.size,), strides=(1,), print=found.hex())
-
-
-def kept_print(bits: Bits) -> Fingerprint:
-    """The print of a tensor that is kept beside the model."""
-    return fingerprint(bits)
 
 
 def parts_of(placed: Placed, prints: Sequence[Fingerprint]) -> list[Part]:

@@ -32,6 +32,8 @@ class Ranks:
 
     def __init__(self, exchange: Exchange = alone) -> None:
         self._exchange = exchange
+        self.count = 0
+        """How many there are; known after the first step."""
         self.dirty = ""
         """Why nobody may say that the replica holds what it is called; empty when clean."""
 
@@ -45,6 +47,7 @@ class Ranks:
             mine = error
         ballot = _Ballot(error=f"{type(mine).__name__}: {mine}" if mine else "", dirty=self.dirty, parts=parts)
         said = [msgspec.msgpack.decode(one, type=_Ballot) for one in self._exchange(msgspec.msgpack.encode(ballot))]
+        self.count = len(said)
         self.dirty = self.dirty or next((other.dirty for other in said if other.dirty), "")
         if mine is not None:
             raise mine
