@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from groundhop.errors import FencedError, GroundhopError
 from groundhop.training.hotload.fleet import OperationHint
 from groundhop.training.hotload.store.index import Layout, SnapshotIndex, read_index
-from groundhop.training.hotload.store.log import Commit, CommitLog
+from groundhop.training.hotload.store.log import Abort, Commit, CommitLog
 from groundhop.training.hotload.store.objects import Objects
 from groundhop.training.hotload.store.writer import SnapshotWriter
 from groundhop.training.hotload.touched import Attempt
@@ -45,7 +45,7 @@ class Lease:
     def next_version(self, attempts: Iterable[Attempt]) -> int:
         """One above all that any attempt of anybody may have used, committed or not: a number never names two states."""
         used = {attempt.version for attempt in attempts}
-        used |= {commit.version for commit in self._log.commits()}
+        used |= {entry.version for entry in self._log.entries() if isinstance(entry, Commit | Abort)}
         used |= {int(found[1]) for key in self.objects.list("") if (found := _VERSION.match(key))}
         return max(used, default=-1) + 1
 
