@@ -240,9 +240,8 @@ def _overdue(deployment: Deployment, names: tuple[str, ...], need: int, now: flo
 
 def _abort(deployment: Deployment, hot_load: HotLoad, counted: Tally) -> Aborted:
     blamed = [deployment.replicas[name] for name in counted.broken]
-    code: Code = "unavailable"
-    if blamed:
-        code = next((replica.code for replica in blamed if replica.hopeless), blamed[0].code)
+    worst = [replica for replica in blamed if replica.hopeless] or blamed
+    code: Code = worst[0].code if worst else "unavailable"
     parts = [f"{replica.about.name}: {replica.detail}" for replica in blamed[:5]]
     if counted.offline:
         parts.append(f"offline: {', '.join(counted.offline[:5])}")
