@@ -101,7 +101,7 @@ def verify(checkpoint: Path, digest: str | None = None) -> str:
         raise ChecksumError(f"{checkpoint} holds the state {opened.digest}, wanted was {digest}")
     head = "; the output head equals the embedding" if tied(opened) else ""
     return (
-        f"{checkpoint}: {len(opened.specs)} tensors in {len(opened.shards)} files, {opened.nbytes:,} bytes{head}\n"
+        f"{checkpoint}: {len(opened.specs)} tensors, {opened.nbytes:,} bytes, files: {len(opened.shards)}{head}\n"
         f"state {opened.digest}"
     )
 

@@ -28,8 +28,9 @@ class One:
         """The one tensor."""
         return {self.spec.name: self.spec}
 
-    def bits(self, _: str) -> Bits:
+    def bits(self, name: str) -> Bits:
         """Its bits."""
+        assert name == self.spec.name
         return self.held
 
 
