@@ -89,6 +89,8 @@ class Agent:
         self._whole_only = False
         """Whether deltas failed here, so that only a whole checkpoint is to be trusted."""
         self._work: asyncio.Task[None] | None = None
+        self._hands = asyncio.Lock()
+        """Held by whoever pauses, writes to or resumes the server."""
         self._registered: RegisterReply | None = None
         self._stuck_since: float | None = None
         self._since_kept = settings.keep_every
@@ -97,9 +99,12 @@ class Agent:
     async def run(self) -> None:
         """Take charge, and serve the control plane. Raises: RefusedError when a newer agent has taken over."""
         await self._begin()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._beat())
-            group.create_task(self._follow())
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._beat())
+                group.create_task(self._follow())
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
 
     # --- taking charge
 
@@ -164,7 +169,7 @@ class Agent:
             await asyncio.sleep(self._registered.heartbeat_s)
             try:
                 await self._check()
-                serving = self._journal.record.writing is None and not self._busy
+                serving = self._journal.record.writing is None and not self._hands.locked()
                 body = HeartbeatBody(epoch=self._client.epoch, current=self._current(), serving=serving)
                 if not (await self._client.heartbeat(body)).known:
                     await self._register()
@@ -176,8 +181,11 @@ class Agent:
         """Notice a server that was started again, and one that stands still too long."""
         if not await self._replica.alive():
             raise ServerError(f"{self._replica.url} does not answer")
-        if self._busy:
-            return
+        if not self._hands.locked():
+            async with self._hands:
+                await self._look_after()
+
+    async def _look_after(self) -> None:
         record = self._journal.record
         if record.writing is not None:
             self._stuck_since = self._stuck_since or time.monotonic()
@@ -194,10 +202,6 @@ class Agent:
             # Its weights are known, labelled and fresh; only the resume did not get through.
             await self._replica.put_back()
 
-    @property
-    def _busy(self) -> bool:
-        return self._work is not None and not self._work.done()
-
     # --- tasks
 
     async def _follow(self) -> None:
@@ -206,7 +210,7 @@ class Agent:
             try:
                 reply = await self._again(functools.partial(self._client.task, key))
             except RefusedError as error:
-                if not str(error).startswith("not_found"):
+                if error.code != "not_found":
                     raise
                 await self._again(self._register)
                 continue
@@ -219,6 +223,10 @@ class Agent:
             self._work = None if reply.task is None else asyncio.create_task(self._do(reply.task))
 
     async def _do(self, task: Task) -> None:
+        async with self._hands:
+            await self._try(task)
+
+    async def _try(self, task: Task) -> None:
         try:
             match task.action:
                 case "stage":

@@ -48,7 +48,8 @@ class Site:
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
         self._sockets: list[uvicorn.Server] = []
-        self.service = Service(Ledger(folder / "ledger"))
+        self._ledger = Ledger(folder / "ledger")
+        self.service = Service(self._ledger)
         self.service.configure("d", DeploymentBody(heartbeat_s=0.1, **{"offline_after_s": 30.0, **config}))
         self.control = self.listen(make_app(self.service))
         self.fleet = ControlFleet(self.control, "d", timeout_s=PATIENCE_S)
@@ -71,11 +72,20 @@ class Site:
             process.wait()
         for name in list(self.agents):
             self.stop(name)
-        for server in self._sockets:
-            server.should_exit = True
-        self.do(asyncio.sleep(0.2))
+        self.do(self._end())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(10)
+        self.loop.close()
+        self._ledger.close()
+
+    async def _end(self) -> None:
+        for server in self._sockets:
+            server.should_exit = server.force_exit = True
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        _, left = await asyncio.wait(others, timeout=1.0)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run something in the background loop, and wait for it."""

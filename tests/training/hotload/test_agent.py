@@ -105,9 +105,8 @@ def test_a_version_is_not_announced_with_a_stale_cache(site: Site) -> None:
 def test_a_newer_agent_of_the_same_replica_ends_the_older(site: Site) -> None:
     older = site.agents["a"]
     site.agent("a", keep_every=0)
-    with pytest.raises(BaseExceptionGroup) as caught:
+    with pytest.raises(RefusedError, match="newer agent"):
         older.result(60)
-    assert caught.value.subgroup(RefusedError) is not None
     site.publish(1)
     site.settled()
 
@@ -171,7 +170,7 @@ KILLS = (
 @pytest.mark.parametrize("place", KILLS)
 def test_an_agent_killed_anywhere_comes_back_to_the_committed_bits(tmp_path: Path, place: str) -> None:
     """Kill -9 when the server is asked for `place`, before it acts or after; start the agent again."""
-    with Site(tmp_path, offline_after_s=5.0) as site:
+    with Site(tmp_path, offline_after_s=60.0) as site:
         server = site.add("a")
         site.process("a")
         site.until(lambda: site.states().get("a") == "serving")
