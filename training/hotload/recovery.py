@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from groundhop.errors import ChecksumError, MissingError
+from groundhop.errors import ChecksumError, InputError, MissingError
 from groundhop.training.hotload.anchors import scratch
 from groundhop.training.hotload.baseline import Baseline, make_baseline, open_baseline
 from groundhop.training.hotload.checkpoint import open_checkpoint
@@ -33,13 +33,13 @@ def recover(objects: Objects, head: Commit, folder: Path, attempts: Path, mapped
     Its bits are verified. Raises: ChecksumError when the store does not hold what its log says.
     """
     baseline = open_baseline(folder) if mapped else None
-    if baseline is not None and follow(baseline, head, read_touched(attempts)):
+    if baseline is not None:
         try:
-            baseline.verify()
-        except ChecksumError as error:
-            logger.warning("%s; it is built again from the store", error)
-        else:
-            return baseline
+            if follow(baseline, head, read_touched(attempts)):
+                baseline.verify()
+                return baseline
+        except (ChecksumError, InputError) as error:
+            logger.warning("%s; the baseline is built again from the store", error)
     return rebuild(objects, head, folder, mapped)
 
 

@@ -20,6 +20,7 @@ from groundhop.training.hotload.delta import read_delta
 from groundhop.training.hotload.fleet import OperationHint
 from groundhop.training.hotload.publisher import Published, Publisher
 from groundhop.training.hotload.receiver.core import ReceiverCore
+from groundhop.training.hotload.store.disk import DiskObjects
 from groundhop.training.hotload.store.index import SnapshotIndex, read_index
 from groundhop.training.hotload.store.log import Abort, Commit, CommitLog
 from groundhop.training.hotload.store.materialize import materialize
@@ -235,6 +236,42 @@ def test_a_full_disk_under_the_publisher_loses_nothing(store: MemoryObjects, tmp
         assert held_by(one._fleet, STATES[2])
         one.close()
         gc.collect()
+
+
+def test_a_full_store_loses_nothing(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 96 * 1024) as disk:
+        objects = DiskObjects(disk / "store")
+        one = publisher(objects, tmp_path / "one")
+        one._fleet = fleet_of(objects, BASE)
+        one.start(BASE)
+        filler = disk / "filler"
+        filler.write_bytes(b"\0" * (disk_free(disk)))
+        with pytest.raises(SpaceError):
+            one.publish(named(STATES[1]))
+        filler.unlink()
+        one.publish(named(STATES[2]))
+        assert held_by(one._fleet, STATES[2])
+
+
+def test_a_write_ahead_set_that_was_damaged_after_its_commit_is_not_needed(
+    store: MemoryObjects, tmp_path: Path
+) -> None:
+    def stop(place: str) -> None:
+        if place == "committed":
+            raise KeyboardInterrupt
+
+    one = publisher(store, tmp_path / "one")
+    one.start(BASE)
+    one._at = stop
+    with pytest.raises(KeyboardInterrupt):
+        one.publish(named(STATES[1]))
+    (path,) = (tmp_path / "one" / "attempts").iterdir()
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+    again = publisher(store, tmp_path / "one")
+    again.start(BASE)
+    assert (again.baseline.identity, same(again.baseline, STATES[1])) == ("weight_v000001", True)
 
 
 def test_a_full_disk_at_the_start_is_an_error_and_not_a_signal(store: MemoryObjects, tmp_path: Path) -> None:
