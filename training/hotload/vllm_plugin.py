@@ -8,51 +8,24 @@ scheduler runs: `refit` pauses it around every call.
 import logging
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 import torch
-import vllm.model_executor.layers.utils as vllm_layers
-from vllm.config import get_current_vllm_config_or_none
-from vllm.platforms import current_platform
 
 from groundhop.errors import GroundhopError
 from groundhop.training.hotload import sparse
+from groundhop.training.hotload.receiver.vllm_engine import register
+from groundhop.training.hotload.receiver.vllm_packing import keep_weights, pack_again
+from groundhop.training.hotload.receiver.vllm_service import service_of
+from groundhop.training.hotload.receiver.vllm_worker import PlacementReceiver
 from groundhop.training.hotload.state import State, read_checkpoint, tensor_of
 
 logger = logging.getLogger("vllm.groundhop")
 
-_packed: "WeakSet[torch.nn.Module]" = WeakSet()
-_pack = vllm_layers.dispatch_cpu_unquantized_gemm
+keep_weights()
+register()
 
 
-def _dispatch_and_keep(layer: torch.nn.Module, remove_weight: bool) -> None:
-    """Stand-in for vLLM's CPU dispatch that leaves `layer.weight` whole.
-
-    The original packs a linear layer's weight for oneDNN and empties the parameter, so that a later load fails half way. Eager
-    servers pack a copy and pack again after each update; a compiled graph may have caught the packed handle, so compiled
-    ones run on the plain weight.
-    """
-    if layer.weight.is_meta or layer.weight.ndim != 2:
-        _pack(layer, remove_weight)
-    elif layer in _packed or _is_eager():
-        _pack(layer, False)
-        _packed.add(layer)
-    else:
-        layer.cpu_linear = torch.nn.functional.linear  # pyright: ignore[reportArgumentType]
-
-
-def _is_eager() -> bool:
-    """Whether the model that is being loaded will not be compiled; reloads, where vLLM does not say, count as compiled."""
-    config = get_current_vllm_config_or_none()
-    return config is not None and bool(config.model_config.enforce_eager)
-
-
-if current_platform.is_cpu():
-    vllm_layers.dispatch_cpu_unquantized_gemm = _dispatch_and_keep
-    logger.info("groundhop: linear layers keep their weights, so that new ones can be loaded in place")
-
-
-class WeightReceiver:
+class WeightReceiver(PlacementReceiver):
     """Methods that vLLM adds to each worker; called by name through `collective_rpc`."""
 
     groundhop_held: State | None = None
@@ -60,19 +33,30 @@ class WeightReceiver:
     groundhop_torn: bool = False
     """Whether a load broke off half way, so that nobody knows what the live model holds."""
 
-    def groundhop_state(self) -> dict[str, Any]:
-        """Say which state the worker holds."""
-        return self._groundhop_answer(lambda: None)
+    def groundhop_apply(self, request: dict[str, Any]) -> dict[str, Any]:
+        """See `PlacementReceiver`."""
+        self._groundhop_leave_host_copy()
+        return super().groundhop_apply(request)
+
+    def groundhop_load(self, folder: str, identity: str, digest: str) -> dict[str, Any]:
+        """See `PlacementReceiver`."""
+        self._groundhop_leave_host_copy()
+        return super().groundhop_load(folder, identity, digest)
 
     def groundhop_apply_delta(self, path: str) -> dict[str, Any]:
         """Move to the state that the delta file at `path` leads to, or stay as before and say why."""
-        return self._groundhop_answer(lambda: self._groundhop_move(Path(path)))
+        return self._groundhop_do(lambda: self._groundhop_move(Path(path)))
 
     def groundhop_load_checkpoint(self, folder: str) -> dict[str, Any]:
         """Load a whole checkpoint, whatever the model holds now."""
-        return self._groundhop_answer(lambda: self._groundhop_reload(read_checkpoint(Path(folder))))
+        return self._groundhop_do(lambda: self._groundhop_reload(read_checkpoint(Path(folder))))
 
-    def _groundhop_answer(self, action: Any) -> dict[str, Any]:
+    def _groundhop_leave_host_copy(self) -> None:
+        """The two ways to change weights do not know of each other: after the other one only a whole load helps."""
+        self.groundhop_torn, self.groundhop_held = True, None
+
+    def _groundhop_do(self, action: Any) -> dict[str, Any]:
+        service_of(self.model_runner.get_model(), self.model_runner.vllm_config).forget()  # type: ignore[attr-defined]
         try:
             action()
             return {"ok": True, "digest": self._groundhop_known().digest, "error": ""}
@@ -109,15 +93,13 @@ class WeightReceiver:
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
         with torch.no_grad():
             model.load_weights((name, tensor_of(state.bits[name], state.shapes[name])) for name in names)
-        for layer in list(_packed):
-            _pack(layer, False)
+        pack_again()
 
     def _groundhop_reload(self, state: State) -> None:
         self.groundhop_torn, self.groundhop_held = True, None
         tensors = ((name, tensor_of(bits, state.shapes[name])) for name, bits in state.bits.items())
         self.model_runner.reload_weights(weights_iterator=tensors)  # type: ignore[attr-defined]
-        for layer in list(_packed):
-            _pack(layer, False)
+        pack_again()
         self.groundhop_torn, self.groundhop_held = False, state
 
 

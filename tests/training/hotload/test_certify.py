@@ -202,11 +202,20 @@ def test_a_loader_that_replaces_storages_is_refused_and_undone() -> None:
     assert (everything(model), model.w.data_ptr()) == (before, pointer)
 
 
-def test_a_loader_that_fails_on_a_live_model_is_refused_with_its_words() -> None:
-    """A CPU build that packed its weights leaves an empty parameter."""
+def test_a_parameter_that_was_emptied_is_named() -> None:
+    """As CPU builds do that pack weights for their kernels."""
     held = state(w=(6,))
-    with pytest.raises(PlacementError, match=r"cannot run on the live model: RuntimeError"):
+    with pytest.raises(PlacementError, match="w was emptied after loading"):
         served(Toy(plain, w=zeros(0)), held)
+
+
+def test_a_loader_that_fails_on_a_live_model_is_refused_with_its_words() -> None:
+    def loader(model: Any, name: str, tensor: Any) -> None:
+        assert model.w.shape == tensor.shape, "not its shape"
+
+    held = state(v=(6,))
+    with pytest.raises(PlacementError, match=r"cannot take v on the live model: AssertionError: not its shape"):
+        served(Toy(loader, w=zeros(4)), held)
 
 
 def test_a_model_that_holds_other_weights_is_refused() -> None:

@@ -63,9 +63,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": False,
         "q_lora_rank": None,
         "kv_lora_rank": 32,
-        "qk_nope_head_dim": HEAD,
+        "qk_nope_head_dim": 2 * HEAD,
         "qk_rope_head_dim": HEAD,
-        "v_head_dim": HEAD,
+        "v_head_dim": 2 * HEAD,
         "tie_word_embeddings": False,
     },
     "mamba2": {
@@ -127,10 +127,11 @@ def _transformer(kind: str, layer: int) -> dict[str, tuple[int, ...]]:
     found = {"input_layernorm.weight": (HIDDEN,), "post_attention_layernorm.weight": (HIDDEN,)}
     if kind == "deepseek_v2":
         attention = {
-            "q_proj.weight": (HEADS * 2 * HEAD, HIDDEN),
+            "q_proj.weight": (HEADS * 3 * HEAD, HIDDEN),
             "kv_a_proj_with_mqa.weight": (32 + HEAD, HIDDEN),
             "kv_a_layernorm.weight": (32,),
-            "kv_b_proj.weight": (HEADS * 2 * HEAD, 32),
+            "kv_b_proj.weight": (HEADS * 4 * HEAD, 32),
+            "o_proj.weight": (HIDDEN, HEADS * 2 * HEAD),
         }
     else:
         attention = {
@@ -139,8 +140,8 @@ def _transformer(kind: str, layer: int) -> dict[str, tuple[int, ...]]:
             "v_proj.weight": (2 * HEAD, HIDDEN),
             "q_norm.weight": (HEAD,),
             "k_norm.weight": (HEAD,),
+            "o_proj.weight": (HIDDEN, HEADS * HEAD),
         }
-    attention["o_proj.weight"] = (HIDDEN, HEADS * HEAD)
     found |= {f"self_attn.{name}": shape for name, shape in attention.items()}
     if kind == "qwen3" or (kind == "deepseek_v2" and layer == 0):
         return found | _mlp("mlp", INNER)
@@ -222,6 +223,11 @@ def prepare() -> None:
 
 def build(kind: str, folder: Path, ranks: int = 1, rank: int = 0, **changes: Any) -> Any:
     """An empty model, as one rank of `ranks`."""
+    return build_with_config(kind, folder, ranks, rank, **changes)[0]
+
+
+def build_with_config(kind: str, folder: Path, ranks: int = 1, rank: int = 0, **changes: Any) -> tuple[Any, Any]:
+    """The same, with vLLM's configuration."""
     prepare()
     import torch
     from vllm.config import set_current_vllm_config
@@ -238,7 +244,7 @@ def build(kind: str, folder: Path, ranks: int = 1, rank: int = 0, **changes: Any
     config = arguments.create_engine_config()
     config.parallel_config.tensor_parallel_size = ranks
     with set_current_vllm_config(config), set_default_torch_dtype(torch.bfloat16):
-        return initialize_model(config)
+        return initialize_model(config), config
 
 
 def load(model: Any, state: Held) -> None:

@@ -75,13 +75,11 @@ def certify(model: Any, load: Loader, checkpoint: Weights) -> Certificate:
 
     Raises: PlacementError that names what cannot be placed or proven, and why.
     """
+    refuse_emptied(model)
     storages, targets = storages_of(model)
     before = guard_of(model)
     with _rebound_again(model):
-        try:
-            recording = record(load, _stream(checkpoint, checkpoint.specs), targets)
-        except Exception as error:
-            raise PlacementError(f"its loader cannot run on the live model: {type(error).__name__}: {error}") from error
+        recording = record(load, _stream(checkpoint, checkpoint.specs), targets)
         if guard_of(model) != before:
             raise PlacementError("its loader replaces storages: pointers that kernels and graphs hold would go stale")
     work = _Work(model, load, checkpoint, storages, targets, recording)
@@ -92,6 +90,13 @@ def certify(model: Any, load: Loader, checkpoint: Weights) -> Certificate:
     kept = {name: checkpoint.bits(name).copy() for name, placed in work.placed.items() if placed.kept}
     _check_kept(kept, checkpoint.specs, work.reasons)
     return Certificate(plan, kept, unfed, work.reasons)
+
+
+def refuse_emptied(model: Any) -> None:
+    """Raise PlacementError for a model of which a parameter was thrown away after loading."""
+    for name, parameter in model.named_parameters():
+        if parameter.numel() == 0:
+            raise PlacementError(f"{name} was emptied after loading: its kernel keeps a packed copy instead")
 
 
 def tensors_of(model: Any) -> Iterator[tuple[str, Any]]:

@@ -87,11 +87,16 @@ def key_of(tensor: Any) -> int:
 def record(load: Loader, tensors: Iterable[tuple[str, Any]], targets: Mapping[int, int]) -> Recording:
     """Run `load` over `tensors`, each in a storage of its own; `targets` numbers the model's storages by their keys.
 
-    Nothing is written to a target. Raises: whatever the loader raises.
+    Nothing is written to a target. Raises: PlacementError with the tensor at hand when the loader fails.
     """
     mode = _Recorder(targets)
-    with torch.no_grad(), mode:
-        load(mode.stream(tensors))
+    try:
+        with torch.no_grad(), mode:
+            load(mode.stream(tensors))
+    except Exception as error:
+        raise PlacementError(
+            f"its loader cannot take {mode.present or 'anything'} on the live model: {type(error).__name__}: {error}"
+        ) from error
     return mode.recording
 
 
@@ -103,7 +108,8 @@ class _Recorder(TorchDispatchMode):
         self._sources: dict[int, tuple[str, Any]] = {}
         self._taint: dict[int, tuple[StorageWeakRef, frozenset[str]]] = {}
         self._written: dict[int, list[tuple[frozenset[str], tuple[int, int]]]] = {}
-        self._present = ""
+        self.present = ""
+        """The tensor at hand."""
 
     def stream(self, tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         # Kept to the end: a loader may collect tensors and write them later.
@@ -111,7 +117,7 @@ class _Recorder(TorchDispatchMode):
             if key_of(tensor) in self._sources and tensor.numel():
                 raise InputError(f"{name} shares memory with {self._sources[key_of(tensor)][0]}")
             self._sources[key_of(tensor)] = (name, tensor)
-            self._present = name
+            self.present = name
             yield name, tensor
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -143,7 +149,7 @@ class _Recorder(TorchDispatchMode):
         others = [*args, *kwargs.values()]
         names = self._names_in([value for value in others if value is not place], {})
         if operator in FILLS and not names:
-            self.recording.fills.append(Write(operator, frozenset([self._present]), number, box))
+            self.recording.fills.append(Write(operator, frozenset([self.present]), number, box))
             return
         names |= self._names_at(number, box.span)
         self.recording.writes.append(Write(operator, names, number, box))

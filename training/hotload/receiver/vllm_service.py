@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
-from vllm.model_executor.model_loader.reload import reload_weights
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
 
 from groundhop.errors import ChecksumError, PlacementError, ServerError
 from groundhop.training.hotload.checkpoint import Checkpoint, open_checkpoint
+from groundhop.training.hotload.receiver.certify import refuse_emptied
 from groundhop.training.hotload.receiver.live import Applied, ApplyRequest, Hook, LiveModel
 from groundhop.training.hotload.receiver.placement import tensor_of
 from groundhop.training.hotload.receiver.ranks import Ranks, alone
@@ -21,6 +23,8 @@ from groundhop.training.hotload.receiver.vllm_packing import pack_again, packing
 logger = logging.getLogger("vllm.groundhop")
 
 ATTRIBUTE = "groundhop_service"
+PACKED_ONCE = ("w13_weight", "_cpu_unpacked_conv_weight")
+"""Attributes of fused experts and of causal convolutions."""
 SELF_DRAFTING = ("ngram", "suffix")
 """Speculative methods without a second model."""
 
@@ -83,9 +87,11 @@ class VllmService:
         """Load a whole checkpoint through the engine's own reload, whatever is there now; returns the digest.
 
         The model is certified again afterwards. An engine that is refused holds the checkpoint too, but unproven.
-        Raises: ChecksumError, before anything changes, for another checkpoint than promised; what reloading raises, then dirty.
+        Raises: before anything changes, ChecksumError for another checkpoint than promised and PlacementError for a model that
+        vLLM cannot reload; what reloading raises, and then the model is dirty.
         """
         checkpoint = self._open(folder, digest)
+        self._ranks.together(lambda: refuse_packed(self._model))
         self.live, self.refused = None, ""
         self._ranks.dirty = f"a whole load of {identity} is not complete"
         self._ranks.together(lambda: self._reload(checkpoint))
@@ -114,7 +120,11 @@ class VllmService:
         return found[0]
 
     def _certify(self, checkpoint: Checkpoint, identity: str) -> None:
-        self._ranks.together(lambda: refuse_config(self._config))
+        def look() -> None:
+            refuse_config(self._config)
+            refuse_packed(self._model)
+
+        self._ranks.together(look)
         self.live = LiveModel(
             self._model,
             self._model.load_weights,
@@ -135,7 +145,10 @@ class VllmService:
     def _reload(self, checkpoint: Checkpoint) -> None:
         # Loaders may keep or change what they are given, and the mapped file cannot be written.
         tensors = ((n, tensor_of(spec, checkpoint.bits(n).copy())) for n, spec in checkpoint.specs.items())
-        reload_weights(self._config, self._model, tensors, None, True)
+        with torch.no_grad():
+            initialize_layerwise_reload(self._model)
+            self._model.load_weights(tensors)
+            finalize_layerwise_reload(self._model, self._config.model_config)
         pack_again()
 
 
@@ -169,33 +182,44 @@ def refuse_config(config: Any) -> None:
             raise PlacementError(f"{reason}; load whole checkpoints instead")
 
 
+def refuse_packed(model: Any) -> None:
+    """Raise PlacementError for a model that vLLM itself cannot reload: neither changes nor whole loads would be right."""
+    refuse_emptied(model)
+    for name, module in model.named_modules():
+        # vLLM 0.32 packs these for its CPU kernels when the server starts. Its reload leaves experts unpacked, and the
+        # views of convolutions that kernels read keep the old weights.
+        if current_platform.is_cpu() and any(hasattr(module, sign) for sign in PACKED_ONCE):
+            raise PlacementError(f"{name} is packed for a CPU kernel and not rightly packed again; restart the server")
+
+
 def derived_hooks(model: torch.nn.Module, targets: Mapping[int, int], dtype: torch.dtype) -> Iterator[Hook]:
-    """What makes copies of weights again that attention layers keep outside of parameters, e.g. absorbed projections.
+    """What makes copies of weights again that attention layers and their kernels keep, e.g. absorbed projections.
 
     The new values go into the tensors that were there: CUDA graphs hold their addresses.
     """
     for module in model.modules():
         if not is_deferred_attention_layer(module):
             continue
-        copies = {
-            name: value
-            for name, value in vars(module).items()
+        copies = [
+            (holder, name, value)
+            for holder in (module, getattr(module, "impl", None))
+            for name, value in vars(holder or object).items()
             if isinstance(value, torch.Tensor) and value.ndim >= 2 and key_of(value) not in targets
             if name != "kv_cache" and value.is_floating_point() and value.numel()
-        }
+        ]
         fed = {targets[key_of(p)] for p in module.parameters() if p.numel() and key_of(p) in targets}
         if copies and fed:
             yield Hook(frozenset(fed), _derive_again(module, copies, dtype))
 
 
-def _derive_again(module: Any, copies: Mapping[str, Any], dtype: Any) -> Callable[[], None]:
+def _derive_again(module: Any, copies: Sequence[tuple[Any, str, Any]], dtype: Any) -> Callable[[], None]:
     def run() -> None:
         module.process_weights_after_loading(dtype)
-        for name, tensor in copies.items():
-            fresh = getattr(module, name)
+        for holder, name, tensor in copies:
+            fresh = getattr(holder, name)
             if fresh is not tensor:
                 tensor.copy_(fresh)
-                setattr(module, name, tensor)
+                setattr(holder, name, tensor)
 
     return run
 
