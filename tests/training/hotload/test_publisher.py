@@ -1,8 +1,10 @@
 """Publishing: what readers get, what an error leaves, who may publish."""
 
+import contextlib
 import gc
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -424,6 +426,27 @@ def test_of_two_racing_publishers_one_commits_each_head(store: MemoryObjects, tm
     assert len({entry.version for entry in commits}) == len(commits) == 5
 
 
+def test_publishers_that_take_the_store_from_each_other_all_the_time_leave_one_chain(
+    store: MemoryObjects, tmp_path: Path
+) -> None:
+    committed: list[str] = []
+
+    def race(owner: str) -> None:
+        for turn in range(6):
+            racer = publisher(store, tmp_path / owner, owner=owner, take_over=True)
+            with contextlib.suppress(FencedError, ConflictError):
+                racer.start(BASE)
+                committed.append(racer.publish(named(STATES[1 + turn % 4])).identity)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(race, ("one", "two")))
+    commits = CommitLog(store).commits()
+    assert [entry.base for entry in commits] == [None, *(entry.identity for entry in commits[:-1])]
+    assert set(committed) <= {entry.identity for entry in commits}
+    last = commits[-1].identity
+    assert read_index(store, last).digest == open_digest(store, last, tmp_path / "out")
+
+
 class Forgetful:
     """A fleet that holds the first snapshot and says that it does not."""
 
@@ -458,6 +481,11 @@ def failing(operation: str, prefix: str, error: type[Exception]) -> Any:
             raise error(f"{key}: no")
 
     return fail
+
+
+def open_digest(objects: Objects, identity: str, folder: Path) -> str:
+    materialize(objects, identity, folder)
+    return open_checkpoint(folder).digest
 
 
 def disk_free(folder: Path) -> int:
