@@ -4,10 +4,11 @@ An optimiser moves all weights by about the same amount, and a weight of exponen
 exponent says how likely an element is to have changed and how far it has moved. Each class is coded by itself: which of its
 elements changed, as ranks among the elements of that class in order of position.
 
-Ranks come from one pass over the old bits that keeps the counters of all classes in the bytes of one 64-bit word.
+Ranks come from one pass over the old bits, 64 at a time: since classes are ranges of exponents, one comparison a class gives
+the elements at or above it as a mask, and counting bits does the rest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,15 +17,14 @@ from numpy.typing import NDArray
 from groundhop.training.hotload.bits import Bits
 from groundhop.training.hotload.kernels import compiled, fixed
 from groundhop.training.hotload.locations import Ranks
+from groundhop.training.hotload.masks import LANES, at_least, count_ones, first_one
 
 MOST_CLASSES = 8
-"""As many as a 64-bit word has bytes."""
 CLASS_BITS = 8 * 48
 """What a class costs by itself (section heads, tables of the codes), against which its gain is weighed."""
-SAMPLE_BLOCK, SAMPLE_EACH = 64, 16
-"""Exponents are counted in one block of so many elements out of so many blocks: the counts only guide the split."""
-RUN = 16
-"""Elements between two looks at the counters."""
+SAMPLE_BLOCK = 64
+SAMPLE_BLOCKS = 1024
+"""Exponents are counted in about so many blocks of so many elements: the counts only guide the split into classes."""
 FAR = 1 << 40
 """Elements to skip where a class has no more ranks."""
 
@@ -65,16 +65,23 @@ class Placed(NamedTuple):
     """For each position, its place in the classes' ranks joined one after the other."""
 
 
-def choose_bounds(old: Bits, positions: Ranks, field: Field) -> list[int]:
-    """Split the exponents into at most MOST_CLASSES ranges so that coding the locations takes the fewest bits."""
-    sampled = _sample(fixed(old), field.shift, 1 << field.bits)
-    return split_exponents(sampled, old[positions], old.size, field)
+def choose_bounds(old: Bits, before: Bits, field: Field) -> list[int]:
+    """Split the exponents into at most MOST_CLASSES ranges so that coding the locations takes the fewest bits.
+
+    `before`: those elements of `old` that change.
+    """
+    sampled = _sample(fixed(old), sample_step(old.size), field.shift, 1 << field.bits)
+    return split_exponents(sampled, before, old.size, field)
+
+
+def sample_step(size: int) -> int:
+    """Elements from the start of a block that is counted to the next."""
+    return SAMPLE_BLOCK * max(1, size // (SAMPLE_BLOCK * SAMPLE_BLOCKS))
 
 
 def split_exponents(sampled: NDArray[np.int64], before: Bits, size: int, field: Field) -> list[int]:
     """The same from counts: `sampled[e]` elements of exponent e in the sample of `size` elements; `before` are those that change."""
-    exponents = (before >> field.shift) & ((1 << field.bits) - 1)
-    changed = np.bincount(exponents, minlength=1 << field.bits).astype(np.float64)
+    changed = _sample(fixed(before), SAMPLE_BLOCK, field.shift, 1 << field.bits).astype(np.float64)
     totals = np.maximum(sampled * (size / max(1, int(sampled.sum()))), changed)
     present = np.flatnonzero(totals)
     starts = _partition(totals[present], changed[present], MOST_CLASSES, float(CLASS_BITS))
@@ -83,11 +90,17 @@ def split_exponents(sampled: NDArray[np.int64], before: Bits, size: int, field: 
 
 def rank_in_classes(old: Bits, positions: Ranks, field: Field, bounds: Bounds) -> Ranked:
     """Number the elements at `positions` within their classes."""
-    ranks, classes, totals = _rank(fixed(old), fixed(positions), class_table(field, bounds), field.shift)
+    bounds_low, mask = _thresholds(field, bounds)
+    ranks, classes = np.empty(positions.size, np.uint32), np.empty(positions.size, np.uint8)
+    above = np.zeros(MOST_CLASSES + 1, np.int64)
+    done = 0
+    for start, part in _blocks(old):
+        done = _rank(fixed(part), start, fixed(positions), done, bounds_low, mask, above, ranks, classes)
+    above[0] = old.size
     counts = np.bincount(classes, minlength=MOST_CLASSES)
     order = np.argsort(classes, kind="stable")
     used = len(bounds) + 1
-    return Ranked(order, ranks[order], counts[:used].tolist(), totals[:used].tolist())
+    return Ranked(order, ranks[order], counts[:used].tolist(), (above[:used] - above[1 : used + 1]).tolist())
 
 
 def place(old: Bits, ranks: Sequence[Ranks], field: Field, bounds: Bounds) -> Placed | None:
@@ -95,8 +108,37 @@ def place(old: Bits, ranks: Sequence[Ranks], field: Field, bounds: Bounds) -> Pl
     joined = np.concatenate(ranks)
     ends = np.full(MOST_CLASSES + 1, joined.size, np.int64)
     ends[: len(ranks)] = np.cumsum([0, *(part.size for part in ranks[:-1])])
-    positions, sources, found = _place(fixed(old), fixed(joined), ends, class_table(field, bounds), field.shift)
-    return Placed(positions, sources) if found == joined.size else None
+    skip = np.full(MOST_CLASSES, FAR, np.int64)
+    for kind, part in enumerate(ranks):
+        skip[kind] = part[0] if part.size else FAR
+    bounds_low, mask = _thresholds(field, bounds)
+    positions, sources = np.empty(joined.size, np.uint32), np.empty(joined.size, np.int64)
+    cursor, found = ends[:-1].copy(), 0
+    for start, block in _blocks(old):
+        found = _place(
+            fixed(block), start, fixed(joined), ends, bounds_low, mask, skip, cursor, found, positions, sources
+        )
+    if found < joined.size or (found and int(positions[-1]) >= old.size):
+        return None
+    return Placed(positions, sources)
+
+
+def _blocks(old: Bits) -> Iterator[tuple[int, Bits]]:
+    """Whole blocks of 64, then the rest filled up with zeros, each with its place."""
+    whole = old.size // LANES * LANES
+    yield 0, old[:whole]
+    if whole < old.size:
+        rest = np.zeros(LANES, old.dtype)
+        rest[: old.size - whole] = old[whole:]
+        yield whole, rest
+
+
+def _thresholds(field: Field, bounds: Bounds) -> tuple[NDArray[np.uint64], np.uint64]:
+    """The smallest bits, without the sign, of classes 1 to 7 (none where there is no such class), and the mask of those bits."""
+    least = [bound << field.shift for bound in bounds]
+    above_all = 1 << (field.shift + field.bits)
+    filled = least + [above_all] * (MOST_CLASSES - 1 - len(least))
+    return np.array(filled, np.uint64), np.uint64(above_all - 1)
 
 
 def class_table(field: Field, bounds: Bounds) -> NDArray[np.uint8]:
@@ -107,9 +149,9 @@ def class_table(field: Field, bounds: Bounds) -> NDArray[np.uint8]:
 
 
 @compiled
-def _sample(old: Any, shift: int, keys: int) -> NDArray[np.int64]:
+def _sample(old: Any, step: int, shift: int, keys: int) -> NDArray[np.int64]:
     counts = np.zeros(keys, np.int64)
-    for start in range(0, old.size, SAMPLE_BLOCK * SAMPLE_EACH):
+    for start in range(0, old.size, step):
         for i in range(start, min(start + SAMPLE_BLOCK, old.size)):
             counts[(old[i] >> shift) & (keys - 1)] += 1
     return counts
@@ -129,16 +171,20 @@ def _cost(total: float, changed: float) -> float:
 def _partition(totals: Any, changed: Any, most: int, each: float) -> NDArray[np.int64]:
     """Cut a row of counts into ranges at the least cost, by dynamic programming over (ranges, end). Returns their starts."""
     size = totals.size
+    alone = np.empty((size, size + 1))
+    for start in range(size):
+        total, part = 0.0, 0.0
+        for stop in range(start + 1, size + 1):
+            total += totals[stop - 1]
+            part += changed[stop - 1]
+            alone[start, stop] = _cost(total, part) + each
     costs = np.full((most + 1, size + 1), np.inf)
     cuts = np.zeros((most + 1, size + 1), np.int64)
     costs[0, 0] = 0.0
     for kinds in range(1, most + 1):
         for stop in range(1, size + 1):
-            total, part = 0.0, 0.0
-            for start in range(stop - 1, -1, -1):
-                total += totals[start]
-                part += changed[start]
-                cost = costs[kinds - 1, start] + _cost(total, part) + each
+            for start in range(stop):
+                cost = costs[kinds - 1, start] + alone[start, stop]
                 if cost < costs[kinds, stop]:
                     costs[kinds, stop] = cost
                     cuts[kinds, stop] = start
@@ -152,74 +198,74 @@ def _partition(totals: Any, changed: Any, most: int, each: float) -> NDArray[np.
 
 
 @compiled
-def _steps(table: Any) -> NDArray[np.uint64]:
-    """What an element adds to the word of counters, by its key."""
-    steps = np.empty(table.size, np.uint64)
-    for key in range(table.size):
-        steps[key] = np.uint64(1) << (np.uint64(8) * np.uint64(table[key]))
-    return steps
+def _masks(old: Any, at: int, least: Any, mask: Any, masks: Any) -> None:
+    """`masks[c]`: the elements `at ... at + 63` in class c or above; `masks[8]` stays 0."""
+    # All before the first is stored: a store might be to `old`, as far as the compiler knows, and it would be loaded anew.
+    one, two = at_least(old, at, mask, least[0]), at_least(old, at, mask, least[1])
+    three, four = at_least(old, at, mask, least[2]), at_least(old, at, mask, least[3])
+    five, six = at_least(old, at, mask, least[4]), at_least(old, at, mask, least[5])
+    seven = at_least(old, at, mask, least[6])
+    masks[1], masks[2], masks[3], masks[4] = one, two, three, four
+    masks[5], masks[6], masks[7] = five, six, seven
 
 
 @compiled
-def _rank(old: Any, positions: Any, table: Any, shift: int) -> tuple[Ranks, NDArray[np.uint8], NDArray[np.int64]]:
-    ranks = np.empty(positions.size, np.uint32)
-    classes = np.empty(positions.size, np.uint8)
-    seen = np.zeros(MOST_CLASSES, np.int64)
-    steps = _steps(table)
-    at = np.int64(0)
-    for i in range(positions.size + 1):
-        goal = np.int64(positions[i]) if i < positions.size else np.int64(old.size)
-        while at < goal:
-            stop = min(goal, at + 255)
-            word = np.uint64(0)
-            for j in range(at, stop):
-                word += steps[old[j] >> shift]
-            for kind in range(MOST_CLASSES):
-                seen[kind] += np.int64((word >> np.uint64(8 * kind)) & np.uint64(255))
-            at = stop
-        if i < positions.size:
-            mine = table[old[goal] >> shift]
-            classes[i] = mine
-            ranks[i] = seen[mine]
-    return ranks, classes, seen
+def _rank(
+    old: Any, start: int, positions: Any, done: int, least: Any, mask: Any, above: Any, ranks: Any, classes: Any
+) -> int:
+    """Go on with the `done`-th position; `above[c]` counts the elements before `start` in class c or above."""
+    masks = np.zeros(MOST_CLASSES + 1, np.uint64)
+    masks[0] = ~np.uint64(0)
+    for at in range(0, old.size, LANES):
+        _masks(old, at, least, mask, masks)
+        while done < positions.size and positions[done] < start + at + LANES:
+            place_in = np.uint64(positions[done] - start - at)
+            kind = 0
+            for j in range(1, MOST_CLASSES):
+                kind += np.int64((masks[j] >> place_in) & np.uint64(1))
+            before = (np.uint64(1) << place_in) - np.uint64(1)
+            inside = count_ones(masks[kind] & ~masks[kind + 1] & before)
+            ranks[done] = above[kind] - above[kind + 1] + inside
+            classes[done] = kind
+            done += 1
+        for j in range(MOST_CLASSES):
+            above[j] += count_ones(masks[j])
+    return done
 
 
 @compiled
-def _place(old: Any, ranks: Any, ends: Any, table: Any, shift: int) -> tuple[Ranks, NDArray[np.int64], int]:
-    """Each counter runs up to 128, from as far below as elements of its class are to be passed, 127 at most."""
-    high = np.uint64(0x8080808080808080)
-    positions = np.empty(ranks.size, np.uint32)
-    sources = np.empty(ranks.size, np.int64)
-    steps = _steps(table)
-    cursor = ends[:-1].copy()
-    skip = np.empty(MOST_CLASSES, np.int64)
-    word = np.uint64(0)
-    for kind in range(MOST_CLASSES):
-        skip[kind] = np.int64(ranks[cursor[kind]]) if cursor[kind] < ends[kind + 1] else FAR
-        word |= np.uint64(127 - min(skip[kind], 127)) << np.uint64(8 * kind)
-    found = 0
-    for start in range(0, old.size, RUN):
-        stop = min(start + RUN, old.size)
-        ahead = word
-        for j in range(start, stop):
-            ahead += steps[old[j] >> shift]
-        if not ahead & high:
-            word = ahead
-            continue
-        for j in range(start, stop):
-            key = old[j] >> shift
-            word += steps[key]
-            if word & high:
-                mine = np.int64(table[key])
-                if skip[mine] > 127:
-                    skip[mine] -= 128
-                else:
-                    positions[found] = j
-                    sources[found] = cursor[mine]
-                    found += 1
-                    last = np.int64(ranks[cursor[mine]])
-                    cursor[mine] += 1
-                    skip[mine] = np.int64(ranks[cursor[mine]]) - last - 1 if cursor[mine] < ends[mine + 1] else FAR
-                place = np.uint64(8 * mine)
-                word = word & ~(np.uint64(255) << place) | np.uint64(127 - min(skip[mine], 127)) << place
-    return positions, sources, found
+def _place(
+    old: Any, start: int, ranks: Any, ends: Any, least: Any, mask: Any, skip: Any, cursor: Any, found: int,
+    positions: Any, sources: Any,
+) -> int:  # fmt: skip
+    """Go on with the `found`-th position; `skip[c]` elements of class c come before its next one, `ranks[cursor[c]]`."""
+    masks = np.zeros(MOST_CLASSES + 1, np.uint64)
+    masks[0] = ~np.uint64(0)
+    source = np.empty(LANES, np.int64)
+    for at in range(0, old.size, LANES):
+        _masks(old, at, least, mask, masks)
+        hits = np.uint64(0)
+        for kind in range(MOST_CLASSES):
+            mine = masks[kind] & ~masks[kind + 1]
+            count = count_ones(mine)
+            if skip[kind] < count:
+                passed = np.int64(0)
+                while skip[kind] < count:
+                    while passed < skip[kind]:
+                        mine &= mine - np.uint64(1)
+                        passed += 1
+                    place_in = first_one(mine)
+                    hits |= np.uint64(1) << np.uint64(place_in)
+                    source[place_in] = cursor[kind]
+                    last = np.int64(ranks[cursor[kind]])
+                    cursor[kind] += 1
+                    more = cursor[kind] < ends[kind + 1]
+                    skip[kind] += np.int64(ranks[cursor[kind]]) - last if more else FAR
+            skip[kind] -= count
+        while hits:
+            place_in = first_one(hits)
+            positions[found] = start + at + place_in
+            sources[found] = source[place_in]
+            found += 1
+            hits &= hits - np.uint64(1)
+    return found

@@ -19,7 +19,7 @@ from groundhop.training.hotload.changes import Change, Encoding, Operation
 from groundhop.training.hotload.classes import FIELDS, MOST_CLASSES, Field
 from groundhop.training.hotload.locations import Ranks, read_locations, write_locations
 from groundhop.training.hotload.streams import Reader, Writer
-from groundhop.training.hotload.stretch import Stretch
+from groundhop.training.hotload.stretch import Moved, Stretch
 from groundhop.training.hotload.values import read_values, write_values
 
 Mode = Literal["dense", "overwrite", "xor", "add", "context"]
@@ -57,22 +57,22 @@ class Chunk:
 
 
 def encode_chunk(
-    spec: TensorSpec, old: Stretch | None, new: Stretch, positions: Ranks, start: int, encoding: Encoding
+    spec: TensorSpec, old: Stretch | None, new: Stretch, moved: Moved, start: int, encoding: Encoding
 ) -> Chunk | None:
-    """Code one stretch. `positions` (relative to it) are those to send; None if there are none. Without `old` all is sent.
+    """Code one stretch. `moved` are the elements to send; None if there are none. Without `old` all is sent.
 
     Context encoding falls back to the best of the others where the type has no exponent.
     """
     if old is None or encoding == "dense":
-        return Chunk("dense", start, new.size, positions.size, _dense(new.all())) if new.size else None
-    if not positions.size:
+        return Chunk("dense", start, new.size, moved.positions.size, _dense(new.all())) if new.size else None
+    if not moved.positions.size:
         return None
     best: tuple[Mode, bytes] | None = None
-    for mode, body in _candidates(spec, old, new, positions, encoding):
+    for mode, body in _candidates(spec, old, new, moved, encoding):
         if best is None or len(body) < len(best[1]) * (CONTEXT_GAIN if mode == "context" else 1.0):
             best = mode, body
     assert best is not None
-    return Chunk(best[0], start, new.size, positions.size, best[1])
+    return Chunk(best[0], start, new.size, moved.positions.size, best[1])
 
 
 def encode_change(change: Change, size: int) -> Chunk | None:
@@ -109,13 +109,13 @@ def decode_chunk(chunk: Chunk, spec: TensorSpec, old: Stretch | None, where: str
 
 
 def _candidates(
-    spec: TensorSpec, old: Stretch, new: Stretch, positions: Ranks, encoding: Encoding
+    spec: TensorSpec, old: Stretch, new: Stretch, moved: Moved, encoding: Encoding
 ) -> Iterator[tuple[Mode, bytes]]:
     """The modes worth comparing, made one after the other."""
-    before, after = old.at(positions), new.at(positions)
+    positions, before, after = moved
     field = FIELDS.get(spec.dtype)
     if encoding == "context" and field:
-        yield "context", _context(old, positions, before, after, field, old.choose_bounds(positions, field))
+        yield "context", _context(old, moved, field, old.choose_bounds(before, field))
         return
     if encoding == "overwrite":
         yield encoding, _sparse("overwrite", positions, after, new.size)
@@ -133,9 +133,9 @@ def _candidates(
         if 2 * positions.size > new.size:
             yield "dense", _dense(new.all())
     if encoding == "auto" and field:
-        bounds = old.choose_bounds(positions, field)
+        bounds = old.choose_bounds(before, field)
         if bounds:
-            yield "context", _context(old, positions, before, after, field, bounds)
+            yield "context", _context(old, moved, field, bounds)
 
 
 def _sparse(operation: Operation, positions: Ranks, values: Bits, size: int) -> bytes:
@@ -154,9 +154,9 @@ def _dense(bits: Bits) -> bytes:
     return writer.bytes()
 
 
-def _context(old: Stretch, positions: Ranks, before: Bits, after: Bits, field: Field, bounds: list[int]) -> bytes:
+def _context(old: Stretch, moved: Moved, field: Field, bounds: list[int]) -> bytes:
     writer = Writer()
-    ranked = old.rank(positions, field, bounds)
+    ranked = old.rank(moved.positions, field, bounds)
     writer.number(len(bounds))
     writer.raw(bytes(bounds))
     for total, count in zip(ranked.totals, ranked.counts, strict=True):
@@ -166,7 +166,7 @@ def _context(old: Stretch, positions: Ranks, before: Bits, after: Bits, field: F
     for total, count in zip(ranked.totals, ranked.counts, strict=True):
         write_locations(writer, ranked.ranks[start : start + count], total)
         start += count
-    write_values(writer, (_ordered(after) - _ordered(before))[ranked.order], ranked.counts, signs=True)
+    write_values(writer, (_ordered(moved.after) - _ordered(moved.before))[ranked.order], ranked.counts, signs=True)
     return writer.bytes()
 
 

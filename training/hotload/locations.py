@@ -23,6 +23,8 @@ COMPLEMENT, BITMAP = 32, 64
 MOST_SHIFT = 24
 DENSE = 0.12
 """From this share on a bitmap can be smaller than gaps."""
+CLUSTERED = 8
+"""Elements lie in clusters where more than one in so many follows within a gap that the shift loses."""
 MEAN = 40
 """The mean that a shifted gap stays above: small enough to escape rarely, large enough to leave the code little to round."""
 
@@ -32,14 +34,13 @@ def write_locations(writer: Writer, ranks: Ranks, total: int) -> None:
     count = ranks.size
     if count in (0, total):
         return
-    meant, others = count / total, 0
+    meant = count / total
     forms: list[tuple[int, Ranks]] = []
     if meant <= 0.75:
-        forms += [(shift, ranks) for shift in _shifts(count, total)]
+        forms += [(shift, ranks) for shift in _shifts(ranks, total)]
     else:
-        others = total - count
         rest = _complement(fixed(ranks), total)
-        forms += [(COMPLEMENT + shift, rest) for shift in _shifts(others, total)]
+        forms += [(COMPLEMENT + shift, rest) for shift in _shifts(rest, total)]
     if DENSE < meant < 1 - DENSE / 2:
         forms.append((BITMAP, ranks))
     made = [_form(form, chosen, total) for form, chosen in forms]
@@ -73,11 +74,14 @@ def read_locations(reader: Reader, count: int, total: int) -> Ranks:
     return _complement(fixed(ranks), total) if inverted else ranks
 
 
-def _shifts(count: int, total: int) -> list[int]:
-    """Those worth trying: the one for evenly spread elements, and none at all for elements in clusters."""
-    mean = total / count
-    best = max(0, int(np.log2(mean / MEAN))) if mean > MEAN else 0
-    return sorted({0, best})
+def _shifts(ranks: Ranks, total: int) -> list[int]:
+    """Those worth trying: the one for elements that are spread evenly, and none at all where they lie in clusters."""
+    mean = total / ranks.size
+    if mean <= 2 * MEAN:
+        return [0]
+    best = int(np.log2(mean / MEAN))
+    near = int(np.count_nonzero((ranks[1:] - ranks[:-1]) >> best == 0))
+    return [best, 0] if near * CLUSTERED > ranks.size else [best]
 
 
 def _form(form: int, ranks: Ranks, total: int) -> Writer:

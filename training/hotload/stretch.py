@@ -5,11 +5,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from groundhop.training.hotload.bits import Bits
 from groundhop.training.hotload.classes import Bounds, Field, Placed, Ranked, choose_bounds, place, rank_in_classes
+from groundhop.training.hotload.kernels import compiled, fixed
 from groundhop.training.hotload.locations import Ranks
+from groundhop.training.hotload.masks import LANES, differ, first_one
+
+
+class Moved(NamedTuple):
+    """Elements to be sent, and what they are before and after; positions count from the start of their stretch."""
+
+    positions: Ranks
+    before: Bits
+    after: Bits
 
 
 class Stretch(Protocol):
@@ -28,7 +40,7 @@ class Stretch(Protocol):
         """Those elements, in host memory."""
         ...
 
-    def choose_bounds(self, positions: Ranks, field: Field) -> list[int]:
+    def choose_bounds(self, before: Bits, field: Field) -> list[int]:
         """As `classes.choose_bounds`."""
         ...
 
@@ -58,12 +70,11 @@ class HostStretch:
 
     def at(self, positions: Ranks) -> Bits:
         """Those elements."""
-        picked: Bits = self.bits[positions]
-        return picked
+        return _take(fixed(self.bits), fixed(positions))
 
-    def choose_bounds(self, positions: Ranks, field: Field) -> list[int]:
+    def choose_bounds(self, before: Bits, field: Field) -> list[int]:
         """As `classes.choose_bounds`."""
-        return choose_bounds(self.bits, positions, field)
+        return choose_bounds(self.bits, before, field)
 
     def rank(self, positions: Ranks, field: Field, bounds: Bounds) -> Ranked:
         """As `classes.rank_in_classes`."""
@@ -72,3 +83,38 @@ class HostStretch:
     def place(self, ranks: Sequence[Ranks], field: Field, bounds: Bounds) -> Placed | None:
         """As `classes.place`."""
         return place(self.bits, ranks, field, bounds)
+
+
+def find_moved(old: Bits, new: Bits) -> Moved:
+    """The elements in which two arrays of one type and size differ: one pass over both."""
+    whole = old.size // LANES * LANES
+    positions, before, after = _find(fixed(np.ascontiguousarray(old[:whole])), fixed(np.ascontiguousarray(new[:whole])))
+    rest = (np.flatnonzero(old[whole:] != new[whole:]) + whole).astype(np.uint32)
+    if not rest.size:
+        return Moved(positions, before, after)
+    return Moved(
+        np.concatenate([positions, rest]), np.concatenate([before, old[rest]]), np.concatenate([after, new[rest]])
+    )
+
+
+@compiled
+def _find(old: Any, new: Any) -> tuple[Ranks, Bits, Bits]:
+    positions = np.empty(old.size, np.uint32)
+    before, after = np.empty(old.size, old.dtype), np.empty(old.size, old.dtype)
+    count = 0
+    for start in range(0, old.size, LANES):
+        mask = differ(old, new, start)
+        while mask:
+            at = start + first_one(mask)
+            positions[count], before[count], after[count] = at, old[at], new[at]
+            count += 1
+            mask &= mask - np.uint64(1)
+    return positions[:count].copy(), before[:count].copy(), after[:count].copy()
+
+
+@compiled
+def _take(bits: Any, positions: Any) -> Bits:
+    picked = np.empty(positions.size, bits.dtype)
+    for i in range(positions.size):
+        picked[i] = bits[positions[i]]
+    return picked

@@ -1,6 +1,6 @@
 """What is sent of one tensor, and what a delta says as a whole."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from groundhop.training.hotload.codec import (
 )
 from groundhop.training.hotload.fingerprint import Fingerprint, fingerprint, fingerprint_at
 from groundhop.training.hotload.kernels import in_parallel, spans
-from groundhop.training.hotload.stretch import HostStretch, Stretch
+from groundhop.training.hotload.stretch import HostStretch, Moved, Stretch, find_moved
 
 Old = Callable[[int, int], Bits | Stretch]
 """Gives the canonical old bits of elements `start` to `stop` of a tensor, from host memory or as they lie on a device."""
@@ -158,51 +158,64 @@ def encode_tensor(
     if also is not None and encoding != "dense":
         encoding = "overwrite"
 
-    def one(span: tuple[int, int]) -> tuple[Chunk | None, Positions]:
+    def one(span: tuple[int, int]) -> Coded:
         start, stop = span
-        before, after = None if old is None else old[start:stop], new[start:stop]
-        local = _local_positions(before, after, start, positions, also)
-        held = None if before is None else HostStretch(before)
-        return encode_chunk(spec, held, HostStretch(after), local, start, encoding), local.astype(np.int64) + start
+        after = new[start:stop]
+        if old is None:
+            every = Moved(np.arange(after.size, dtype=np.uint32), after, after)
+            return Coded(encode_chunk(spec, None, HostStretch(after), every, start, encoding), start, every)
+        before = old[start:stop]
+        moved = _moved(before, after, start, positions, also)
+        return Coded(encode_chunk(spec, HostStretch(before), HostStretch(after), moved, start, encoding), start, moved)
 
     coded = in_parallel(one, spans(spec.size, CHUNK_ELEMENTS), threads)
-    sent = np.concatenate([np.empty(0, np.int64), *(local for _, local in coded)])
-    if old is not None and not sent.size:
+    if old is None:
+        return TensorDelta(spec, None, prints[1] or fingerprint(new, threads=threads), chunks_of(coded))
+    if not any(one.moved.positions.size for one in coded):
         return None
-    base, target = _prints(old, new, sent, prints, threads)
-    chunks = tuple(chunk for chunk, _ in coded if chunk)
-    return TensorDelta(spec, None if also is not None else base, target, chunks, None if old is None else sent)
+    base = prints[0] or fingerprint(old, threads=threads)
+    target = prints[1] or base + print_change(coded)
+    sent = np.concatenate([one.moved.positions.astype(np.int64) + one.start for one in coded])
+    return TensorDelta(spec, base if also is None else None, target, chunks_of(coded), sent)
 
 
-def _local_positions(
-    before: Bits | None, after: Bits, start: int, known: Positions | None, also: Positions | None
-) -> NDArray[np.uint32]:
-    """Elements of a stretch to send, counted from its start; all of them without `before`."""
-    if before is None:
-        return np.arange(after.size, dtype=np.uint32)
-    local = np.flatnonzero(before != after) if known is None else _within(known, start, after.size)
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A stretch, coded."""
+
+    chunk: Chunk | None
+    start: int
+    moved: Moved
+
+
+def chunks_of(coded: Sequence[Coded]) -> tuple[Chunk, ...]:
+    """The chunks that there are."""
+    return tuple(one.chunk for one in coded if one.chunk)
+
+
+def print_change(coded: Sequence[Coded]) -> Fingerprint:
+    """What the new state's fingerprint has more than the old one's."""
+    change = Fingerprint.zero
+    for one in coded:
+        positions, before, after = one.moved
+        change += fingerprint_at(positions, after, one.start) - fingerprint_at(positions, before, one.start)
+    return change
+
+
+def _moved(before: Bits, after: Bits, start: int, known: Positions | None, also: Positions | None) -> Moved:
+    """What to send of a stretch that begins at `start`."""
+    if known is None and also is None:
+        return find_moved(before, after)
+    local = find_moved(before, after).positions if known is None else _within(known, start, after.size)
     if also is not None:
         local = np.union1d(local, _within(also, start, after.size))
-    return local.astype(np.uint32)
+    local = local.astype(np.uint32)
+    return Moved(local, before[local], after[local])
 
 
 def _within(positions: Positions, start: int, size: int) -> Positions:
     low, high = np.searchsorted(positions, (start, start + size))
     return positions[low:high] - start
-
-
-def _prints(
-    old: Bits | None,
-    new: Bits,
-    changed: Positions,
-    known: tuple[Fingerprint | None, Fingerprint | None],
-    threads: int | None,
-) -> tuple[Fingerprint | None, Fingerprint]:
-    """Prints of both states; the second follows from the first and what changed."""
-    if old is None:
-        return None, known[1] or fingerprint(new, threads=threads)
-    base = known[0] or fingerprint(old, threads=threads)
-    return base, known[1] or base + fingerprint_at(changed, new[changed]) - fingerprint_at(changed, old[changed])
 
 
 def _stretch(old: Bits | Stretch, spec: TensorSpec, size: int, where: str) -> Stretch:

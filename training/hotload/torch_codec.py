@@ -15,15 +15,15 @@ from groundhop.training.hotload.bits import Bits, TensorSpec
 from groundhop.training.hotload.changes import Change, Encoding
 from groundhop.training.hotload.classes import (
     SAMPLE_BLOCK,
-    SAMPLE_EACH,
     Bounds,
     Field,
     Placed,
     Ranked,
     class_table,
+    sample_step,
     split_exponents,
 )
-from groundhop.training.hotload.codec import CHUNK_ELEMENTS, Chunk, encode_chunk
+from groundhop.training.hotload.codec import CHUNK_ELEMENTS, encode_chunk
 from groundhop.training.hotload.fingerprint import (
     GOLDEN,
     MIX_1,
@@ -33,11 +33,11 @@ from groundhop.training.hotload.fingerprint import (
     WORD_BYTES,
     Fingerprint,
     fingerprint,
-    fingerprint_at,
 )
 from groundhop.training.hotload.kernels import spans
 from groundhop.training.hotload.locations import Ranks
-from groundhop.training.hotload.tensor_delta import Delta, Entry, Positions, TensorDelta
+from groundhop.training.hotload.stretch import Moved
+from groundhop.training.hotload.tensor_delta import Coded, Delta, Entry, TensorDelta, chunks_of, print_change
 
 WORDS = 1 << 20
 """32-bit words that are summed at a time."""
@@ -86,12 +86,12 @@ class DeviceStretch:
         """Those elements."""
         return to_host(self.bits[self._index(positions)])
 
-    def choose_bounds(self, positions: Ranks, field: Field) -> list[int]:
+    def choose_bounds(self, before: Bits, field: Field) -> list[int]:
         """As `classes.choose_bounds`, of the same sample."""
         keys = self._keys(field) & ((1 << field.bits) - 1)
-        inside = torch.arange(self.size, device=self.bits.device) % (SAMPLE_BLOCK * SAMPLE_EACH) < SAMPLE_BLOCK
+        inside = torch.arange(self.size, device=self.bits.device) % sample_step(self.size) < SAMPLE_BLOCK
         sampled = torch.bincount(keys[inside], minlength=1 << field.bits).cpu().numpy()
-        return split_exponents(sampled, self.at(positions), self.size, field)
+        return split_exponents(sampled, before, self.size, field)
 
     def rank(self, positions: Ranks, field: Field, bounds: Bounds) -> Ranked:
         """As `classes.rank_in_classes`."""
@@ -142,21 +142,19 @@ def encode_on_device(
 ) -> TensorDelta | None:
     """As `encode_tensor`, for tensors on one device; the same bytes."""
     before, after = bits_on_device(old, spec), bits_on_device(new, spec)
-    chunks: list[Chunk] = []
-    sent: list[Positions] = [np.empty(0, np.int64)]
-    change = Fingerprint.zero
+    coded: list[Coded] = []
     for start, stop in spans(spec.size, CHUNK_ELEMENTS):
         held, made = DeviceStretch(before[start:stop]), DeviceStretch(after[start:stop])
         local = torch.nonzero(held.bits != made.bits).reshape(-1).cpu().numpy().astype(np.uint32)
-        chunk = encode_chunk(spec, held, made, local, start, encoding)
-        chunks += [chunk] if chunk else []
-        sent.append(local.astype(np.int64) + start)
-        change += fingerprint_at(local, made.at(local), start) - fingerprint_at(local, held.at(local), start)
-    positions = np.concatenate(sent)
+        moved = Moved(local, held.at(local), made.at(local))
+        coded.append(Coded(encode_chunk(spec, held, made, moved, start, encoding), start, moved))
+    positions = np.concatenate(
+        [np.empty(0, np.int64), *(one.moved.positions.astype(np.int64) + one.start for one in coded)]
+    )
     if not positions.size:
         return None
     base = prints[0] or fingerprint_on_device(before)
-    return TensorDelta(spec, base, prints[1] or base + change, tuple(chunks), positions)
+    return TensorDelta(spec, base, prints[1] or base + print_change(coded), chunks_of(coded), positions)
 
 
 def changes_on_device(delta: Delta, entry: Entry, tensor: torch.Tensor) -> Iterator[Change]:

@@ -20,7 +20,9 @@ from groundhop.training.hotload.kernels import compiled, fixed
 from groundhop.training.hotload.streams import Bytes, Reader, Writer
 
 NARROW = (1, 2)
-"""Bits a class that are tried besides those that hold any class."""
+"""Bits a class besides those that hold any class."""
+MOSTLY, HALF = 0.85, 0.5
+"""From these shares of class 0 on, one bit is best, or one or two are."""
 
 
 def write_values(writer: Writer, values: Bits, counts: list[int], *, signs: bool) -> None:
@@ -57,7 +59,9 @@ def _write_classes(writer: Writer, classes: Bytes, full: int) -> None:
     """Write classes in the number of bits that takes the least room."""
     if not classes.size:
         return
-    made = [_packed(classes, bits, full) for bits in (*NARROW, full)]
+    zeros = 1 - np.count_nonzero(classes) / classes.size
+    widths = (1,) if zeros >= MOSTLY else NARROW if zeros >= HALF else (2, full)
+    made = [_packed(classes, bits, full) for bits in widths]
     writer.raw(min(made, key=lambda one: one.size).bytes())
 
 
@@ -142,17 +146,19 @@ def _join(classes: Any, low: Any, signs: bool, values: Any) -> None:
 @compiled
 def _pack(classes: Any, bits: int, most: int) -> Bytes:
     packed = np.zeros((classes.size * bits + 7) // 8, np.uint8)
-    each = 8 // bits
+    shift = 3 if bits == 1 else 2 if bits == 2 else 1 if bits == 4 else 0
+    inside = (1 << shift) - 1
     for i in range(classes.size):
-        packed[i // each] |= min(classes[i], most) << (bits * (i % each))
+        packed[i >> shift] |= min(classes[i], most) << (bits * (i & inside))
     return packed
 
 
 @compiled
 def _unpack(packed: Any, count: int, bits: int) -> Bytes:
     classes = np.empty(count, np.uint8)
-    each = 8 // bits
+    shift = 3 if bits == 1 else 2 if bits == 2 else 1 if bits == 4 else 0
+    inside = (1 << shift) - 1
     mask = (1 << bits) - 1
     for i in range(count):
-        classes[i] = (packed[i // each] >> (bits * (i % each))) & mask
+        classes[i] = (packed[i >> shift] >> (bits * (i & inside))) & mask
     return classes
