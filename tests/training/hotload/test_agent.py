@@ -167,6 +167,7 @@ KILLS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", KILLS)
 def test_an_agent_killed_anywhere_comes_back_to_the_committed_bits(tmp_path: Path, place: str) -> None:
     """Kill -9 when the server is asked for `place`, before it acts or after; start the agent again."""

@@ -4,6 +4,7 @@ An agent is killed while it writes, one joins late, a server starts anew; in the
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -284,10 +286,10 @@ def test_all_equals_a_fresh_server_and_one_that_starts_anew_catches_up(site: Sit
     site.agents["b"].kill()
     site.agents["b"].wait()
     # One fresh server on the last checkpoint, one that lost everything and starts on the first again.
-    with (
-        Servers.start(last, config(1), site.folder / "logs-fresh") as fresh,
-        Servers.start(site.base, config(1), site.folder / "logs-anew") as anew,
-    ):
+    starts = ((last, site.folder / "logs-fresh"), (site.base, site.folder / "logs-anew"))
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
+        starting = [pool.submit(Servers.start, folder, config(1), logs) for folder, logs in starts]
+        fresh, anew = (stack.enter_context(one.result()) for one in starting)
         site.agent("b", anew.urls[0])
         site.until_serving("a", "b")
         everyone = [fresh.urls[0], anew.urls[0], *site.urls]
