@@ -6,14 +6,20 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from groundhop.errors import InputError
+from groundhop.training.hotload.baseline import Baseline
 from groundhop.training.hotload.bits import TensorSpec, Weights
+from groundhop.training.hotload.checkpoint import Checkpoint
+from groundhop.training.hotload.lease import Lease
 from groundhop.training.hotload.safetensors_file import METADATA, MOST_HEADER_BYTES, make_header
-from groundhop.training.hotload.store.index import Part, SnapshotIndex
+from groundhop.training.hotload.store.index import Part, SnapshotIndex, anchor_of
+from groundhop.training.hotload.store.materialize import add_checkpoint
 from groundhop.training.hotload.store.objects import Objects
+from groundhop.training.hotload.store.route import route
 from groundhop.training.hotload.store.writer import SnapshotWriter
 from groundhop.training.hotload.touched import clear_disk_errors
 
@@ -35,6 +41,28 @@ def add_like(writer: SnapshotWriter, weights: Weights, like: SnapshotIndex, obje
         writer.add(_write(weights, folder, part.name, head, order), part.name)
     for part in like.files:
         writer.add_file(objects.get(part.key), part.name)
+
+
+def write_first(lease: Lease, baseline: Baseline, source: Any, folder: Path) -> tuple[SnapshotIndex, str]:
+    """Publish the state of `baseline` whole, as the files of `source` where that is a checkpoint. Gives the index and its SHA-256."""
+    with scratch(folder) as work, lease.full(baseline.identity, baseline.version) as writer:
+        if isinstance(source, Checkpoint):
+            add_checkpoint(writer, source)
+        else:
+            add_weights(writer, baseline, work)
+        total = sum(spec.size for spec in baseline.specs.values())
+        index = writer.finish(digest=baseline.digest, changed=total, total=total)
+    return index, writer.index_sha256
+
+
+def write_anchor(lease: Lease, baseline: Baseline, folder: Path) -> None:
+    """Publish the state of `baseline` whole beside its delta, in the shards and with the files of the full snapshot below it."""
+    like = route(lease.index, None, baseline.identity).anchor
+    assert like is not None  # there is none only for a reader that has something
+    full = lease.full(anchor_of(baseline.identity), baseline.version)
+    with scratch(folder) as work, full as writer:
+        add_like(writer, baseline, like, lease.objects, work)
+        writer.finish(digest=baseline.digest, total=like.total)
 
 
 @contextmanager

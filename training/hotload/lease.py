@@ -38,9 +38,9 @@ class Lease:
         """The last commit of anybody; None before the first."""
         return self._log.head()
 
-    def index(self, identity: str) -> SnapshotIndex:
-        """A snapshot's index."""
-        return read_index(self.objects, identity)
+    def index(self, identity: str, sha256: str = "") -> SnapshotIndex:
+        """A snapshot's index, which must have that SHA-256 where it is given. Raises: ChecksumError."""
+        return read_index(self.objects, identity, sha256)
 
     def next_version(self, attempts: Iterable[Attempt]) -> int:
         """One above all that any attempt of anybody may have used, committed or not: a number never names two states."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from groundhop.errors import ConflictError, GroundhopError, InputError
-from groundhop.training.hotload.anchors import add_like, add_weights, scratch
+from groundhop.training.hotload.anchors import write_anchor, write_first
 from groundhop.training.hotload.baseline import Baseline, make_baseline
 from groundhop.training.hotload.bits import Weights
 from groundhop.training.hotload.changes import Encoding
@@ -24,9 +24,8 @@ from groundhop.training.hotload.named import Given, Named
 from groundhop.training.hotload.parts import PartWriter, make_coder
 from groundhop.training.hotload.recovery import covered, follow, held_attempt, recover
 from groundhop.training.hotload.step import Together, encode_step
-from groundhop.training.hotload.store.index import Layout, SnapshotIndex, anchor_of, identity_of
+from groundhop.training.hotload.store.index import Layout, SnapshotIndex, identity_of
 from groundhop.training.hotload.store.log import Commit
-from groundhop.training.hotload.store.materialize import add_checkpoint
 from groundhop.training.hotload.store.objects import Objects
 from groundhop.training.hotload.store.route import route
 from groundhop.training.hotload.touched import Attempt, TouchedFile, TouchedWriter, clear, read_touched, union
@@ -109,7 +108,7 @@ class Publisher:
         head = lease.head()
         if head is None:
             return self._first(source)
-        if (run := lease.index(head.identity).run_id) != lease.run_id:
+        if (run := lease.index(head.identity, head.index_sha256).run_id) != lease.run_id:
             raise ConflictError(f"the store holds run {run!r}, this is {lease.run_id!r}")
         self._baseline = recover(lease.objects, head, self._folder, self._attempts, self._mapped)
         if isinstance(source, Checkpoint):
@@ -251,19 +250,13 @@ class Publisher:
         weights = Given(source) if isinstance(source, Iterable) else source
         baseline = make_baseline(weights, attempt.identity, number, self._folder if self._mapped else None)
         encoded = time.monotonic()
-        with scratch(self._folder / "anchor") as folder, lease.full(attempt.identity, number) as writer:
-            if isinstance(source, Checkpoint):
-                add_checkpoint(writer, source)
-            else:
-                add_weights(writer, baseline, folder)
-            total = sum(spec.size for spec in baseline.specs.values())
-            index = writer.finish(digest=baseline.digest, changed=total, total=total)
+        index, sha256 = write_first(lease, baseline, source, self._folder / "anchor")
         self._at("indexed")
         uploaded = time.monotonic()
         if not self._fleet.clean_on(attempt.identity):
             self._fleet.hot_load(index, "overwrite")
         self._at("held")
-        head = lease.commit(attempt, None, writer.index_sha256, baseline.digest)
+        head = lease.commit(attempt, None, sha256, baseline.digest)
         self._at("committed")
         self._baseline, self._since_anchor = baseline, 0
         return _published(head, index, start, encoded, uploaded)
@@ -272,16 +265,10 @@ class Publisher:
         """Write the whole state beside the delta, every so many versions. A failure waits for the next version."""
         if self._since_anchor < self._anchor_every:
             return
-        lease, baseline = self._lease, self.baseline
         try:
-            like = route(lease.index, None, baseline.identity).anchor
-            assert like is not None  # there is none only for a reader that has something
-            full = lease.full(anchor_of(baseline.identity), baseline.version)
-            with scratch(self._folder / "anchor") as folder, full as writer:
-                add_like(writer, baseline, like, lease.objects, folder)
-                writer.finish(digest=baseline.digest, total=like.total)
+            write_anchor(self._lease, self.baseline, self._folder / "anchor")
         except GroundhopError as error:
-            logger.warning("no full snapshot of %s yet: %s", baseline.identity, error)
+            logger.warning("no full snapshot of %s yet: %s", self.baseline.identity, error)
         else:
             self._since_anchor = 0
             self._at("anchored")
