@@ -97,10 +97,9 @@ def rank_in_classes(old: Bits, positions: Ranks, field: Field, bounds: Bounds) -
     for start, part in _blocks(old):
         done = _rank(fixed(part), start, fixed(positions), done, bounds_low, mask, above, ranks, classes)
     above[0] = old.size
-    counts = np.bincount(classes, minlength=MOST_CLASSES)
-    order = np.argsort(classes, kind="stable")
+    order, ranks, counts = _by_class(fixed(classes), fixed(ranks))
     used = len(bounds) + 1
-    return Ranked(order, ranks[order], counts[:used].tolist(), (above[:used] - above[1 : used + 1]).tolist())
+    return Ranked(order, ranks, counts[:used].tolist(), (above[:used] - above[1 : used + 1]).tolist())
 
 
 def place(old: Bits, ranks: Sequence[Ranks], field: Field, bounds: Bounds) -> Placed | None:
@@ -210,6 +209,35 @@ def _masks(old: Any, at: int, least: Any, mask: Any, masks: Any) -> None:
 
 
 @compiled
+def _by_class(classes: Any, ranks: Any) -> tuple[NDArray[np.int64], Ranks, NDArray[np.int64]]:
+    """Sort by class, keeping the order within one. Returns: the order, the ranks in it, how many of each class."""
+    counts = np.zeros(MOST_CLASSES, np.int64)
+    for i in range(classes.size):
+        counts[classes[i]] += 1
+    free = np.cumsum(counts) - counts
+    order, sorted_ranks = np.empty(classes.size, np.int64), np.empty(classes.size, np.uint32)
+    for i in range(classes.size):
+        slot = free[classes[i]]
+        free[classes[i]] += 1
+        order[slot], sorted_ranks[slot] = i, ranks[i]
+    return order, sorted_ranks, counts
+
+
+@compiled
+def _select(word: Any, rank: Any) -> Any:
+    """The place of the set bit of `word` that has `rank` set bits below it: by halves, so that no branch is guessed wrong."""
+    place_in, width = np.int64(0), 32
+    while width:
+        low = count_ones(word & ((np.uint64(1) << np.uint64(width)) - np.uint64(1)))
+        above = rank >= low
+        rank -= low if above else 0
+        word = word >> np.uint64(width) if above else word
+        place_in += width if above else 0
+        width >>= 1
+    return place_in
+
+
+@compiled
 def _rank(
     old: Any, start: int, positions: Any, done: int, least: Any, mask: Any, above: Any, ranks: Any, classes: Any
 ) -> int:
@@ -220,7 +248,7 @@ def _rank(
         _masks(old, at, least, mask, masks)
         while done < positions.size and positions[done] < start + at + LANES:
             place_in = np.uint64(positions[done] - start - at)
-            kind = 0
+            kind = np.int64(0)
             for j in range(1, MOST_CLASSES):
                 kind += np.int64((masks[j] >> place_in) & np.uint64(1))
             before = (np.uint64(1) << place_in) - np.uint64(1)
@@ -249,12 +277,8 @@ def _place(
             mine = masks[kind] & ~masks[kind + 1]
             count = count_ones(mine)
             if skip[kind] < count:
-                passed = np.int64(0)
                 while skip[kind] < count:
-                    while passed < skip[kind]:
-                        mine &= mine - np.uint64(1)
-                        passed += 1
-                    place_in = first_one(mine)
+                    place_in = _select(mine, skip[kind])
                     hits |= np.uint64(1) << np.uint64(place_in)
                     source[place_in] = cursor[kind]
                     last = np.int64(ranks[cursor[kind]])

@@ -19,7 +19,7 @@ from groundhop.training.hotload.changes import Change, Encoding, Operation
 from groundhop.training.hotload.classes import FIELDS, MOST_CLASSES, Field
 from groundhop.training.hotload.locations import Ranks, read_locations, write_locations
 from groundhop.training.hotload.streams import Reader, Writer
-from groundhop.training.hotload.stretch import Moved, Stretch
+from groundhop.training.hotload.stretch import Moved, Stretch, take
 from groundhop.training.hotload.values import read_values, write_values
 
 Mode = Literal["dense", "overwrite", "xor", "add", "context"]
@@ -187,8 +187,13 @@ def _read_context(reader: Reader, chunk: Chunk, spec: TensorSpec, old: Stretch) 
     placed = old.place(ranks, field, bounds)
     if placed is None:
         raise ChecksumError(f"{reader.where}: the old bits are not those that the delta was made against")
-    new = _ordered(_ordered(old.at(placed.positions)) + values[placed.sources])
+    new = _moved(old.at(placed.positions), values, placed.sources)
     return Change(chunk.start, placed.positions, "overwrite", new)
+
+
+def _moved(before: Bits, differences: Bits, sources: NDArray[np.int64]) -> Bits:
+    """What `before` becomes when difference `sources[i]` is added to element i, in the order of the floats."""
+    return _ordered(_ordered(before) + take(differences, sources))
 
 
 def _ordered(bits: Bits) -> Bits:

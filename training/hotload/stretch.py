@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from groundhop.training.hotload.bits import Bits
 from groundhop.training.hotload.classes import Bounds, Field, Placed, Ranked, choose_bounds, place, rank_in_classes
@@ -70,7 +71,7 @@ class HostStretch:
 
     def at(self, positions: Ranks) -> Bits:
         """Those elements."""
-        return _take(fixed(self.bits), fixed(positions))
+        return take(self.bits, positions)
 
     def choose_bounds(self, before: Bits, field: Field) -> list[int]:
         """As `classes.choose_bounds`."""
@@ -110,6 +111,11 @@ def _find(old: Any, new: Any) -> tuple[Ranks, Bits, Bits]:
             count += 1
             mask &= mask - np.uint64(1)
     return positions[:count].copy(), before[:count].copy(), after[:count].copy()
+
+
+def take(bits: Bits, positions: NDArray[Any]) -> Bits:
+    """Elements by their places; faster than numpy's indexing by other integers than its own."""
+    return _take(fixed(bits), fixed(positions))
 
 
 @compiled
