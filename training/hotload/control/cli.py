@@ -72,9 +72,13 @@ def _serve(options: argparse.Namespace) -> None:
             },
             DeploymentBody,
         )
-        name: str = convert(options.deployment, Name)
     except ValidationError as error:
         raise InputError(f"hotload serve: {error}") from error
+    try:
+        name: str = convert(options.deployment, Name)
+    except ValidationError as error:
+        wanted = "letters, digits, '.', '_', '-'"
+        raise InputError(f"hotload serve: --deployment needs {wanted}, got {options.deployment!r}") from error
     serve(
         options.ledger,
         host=options.host,

@@ -4,6 +4,7 @@ import contextlib
 import ipaddress
 import logging
 import os
+import socket
 from pathlib import Path
 
 import uvicorn
@@ -32,28 +33,34 @@ def serve(
 ) -> None:
     """Serve `ledger` on `host:port` until SIGINT or SIGTERM; creates or reconfigures `deployment` first.
 
-    Raises: CredentialError for a host that others can reach and no token; ConflictError where the ledger is in use.
+    Raises: CredentialError for a host that others can reach and no token; ConflictError where the ledger is in use;
+    ServerError where the port is.
     """
     token = find_token(host, token_variable)
-    opened = Ledger(ledger)
-    with contextlib.closing(opened):
+    with contextlib.closing(_listen(host, port)) as listener, contextlib.closing(Ledger(ledger)) as opened:
         service = Service(opened, look=look)
         if deployment not in service.names() or service.find(deployment).open is None:
             service.configure(deployment, config)
         settings = uvicorn.Config(
             make_app(service, token),
-            host=host,
-            port=port,
             log_level="warning",
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=STOP_S,
         )
-        server = uvicorn.Server(settings)
-        logger.info("control plane of deployment %s at http://%s:%d/", deployment, host, port)
-        server.run()
-        if not server.started:
-            raise ServerError(f"cannot listen on {host}:{port}: is another control plane running there?")
+        shown = f"[{host}]" if ":" in host else host
+        logger.info("control plane of deployment %s at http://%s:%d/", deployment, shown, listener.getsockname()[1])
+        uvicorn.Server(settings).run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    bare = host.strip("[]")
+    family = socket.AF_INET6 if ":" in bare else socket.AF_INET
+    try:
+        return socket.create_server((bare, port), family=family)
+    except (OSError, OverflowError) as error:
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        raise ServerError(f"cannot listen on {host}:{port}: {reason}") from error
 
 
 def find_token(host: str, variable: str) -> str | None:
