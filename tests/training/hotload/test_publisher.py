@@ -447,6 +447,27 @@ def test_publishers_that_take_the_store_from_each_other_all_the_time_leave_one_c
     assert read_index(store, last).digest == open_digest(store, last, tmp_path / "out")
 
 
+def test_a_run_on_a_folder_and_on_a_real_s3_server(objects: Objects, tmp_path: Path) -> None:
+    one = publisher(objects, tmp_path / "one", anchor_every=2)
+    fleet = one._fleet = fleet_of(objects, BASE)
+    one.start(BASE)
+    one.publish(named(STATES[1]))
+    fail_once(fleet, written=1)
+    with pytest.raises(ServerError):
+        one.publish(named(STATES[2]))
+    one.publish(named(STATES[3]))
+    two = publisher(objects, tmp_path / "two", owner="two", take_over=True)
+    two._fleet = fleet
+    two.start(BASE)
+    with pytest.raises(FencedError):
+        one.publish(named(STATES[4]))
+    done = two.publish(named(STATES[4]))
+    assert (done.version, held_by(fleet, STATES[4])) == (4, True)
+    assert fleet.operations == ["differential", "differential", "overwrite", "differential"]
+    assert same(read_back(objects, done.identity, tmp_path / "out"), STATES[4])
+    assert same(read_back(objects, "weight_v000003-anchor", tmp_path / "anchor"), STATES[3])
+
+
 class Forgetful:
     """A fleet that holds the first snapshot and says that it does not."""
 
