@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -252,7 +253,7 @@ class LiveModel:
         merged: dict[str, Fingerprint] = {}
         for piece in [[item] for item in step] if lending else [step]:
             lent = self._lend(*piece[0]) if lending else None
-            said = self._ranks.together(lambda piece=piece, lent=lent: self._stage(piece, staged, lent))
+            said = self._ranks.together(partial(self._stage, piece, staged, lent))
             merged |= self._merged(said, {entry.name: entry.fingerprint for _, entry in piece})
         # Nobody knows what an unfinished write left of tensors that cannot be read back.
         unsure = self._placement.kept if journal.was_dirty else {}

@@ -6,6 +6,7 @@ caught the packed handle, so compiled ones run on the plain weight, up to two ti
 
 import logging
 from collections.abc import Iterator, Mapping
+from functools import partial
 from weakref import WeakSet
 
 import torch
@@ -57,5 +58,4 @@ def packing_hooks(model: torch.nn.Module, targets: Mapping[int, int]) -> Iterato
     mine = set(model.modules())
     for layer in list(_packed):
         if layer in mine and key_of(layer.weight) in targets:
-            # A bound default, since `layer` is another one in the next round.
-            yield Hook(frozenset([targets[key_of(layer.weight)]]), lambda layer=layer: _pack(layer, False))
+            yield Hook(frozenset([targets[key_of(layer.weight)]]), partial(_pack, layer, False))

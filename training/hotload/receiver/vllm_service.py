@@ -16,6 +16,7 @@ from groundhop.training.hotload.checkpoint import Checkpoint, open_checkpoint
 from groundhop.training.hotload.receiver.certify import refuse_emptied
 from groundhop.training.hotload.receiver.live import Applied, ApplyRequest, Hook, LiveModel
 from groundhop.training.hotload.receiver.placement import tensor_of
+from groundhop.training.hotload.receiver.process_group import gather
 from groundhop.training.hotload.receiver.ranks import Ranks, alone
 from groundhop.training.hotload.receiver.recorder import key_of
 from groundhop.training.hotload.receiver.vllm_packing import pack_again, packing_hooks
@@ -154,7 +155,7 @@ class VllmService:
 
 def service_of(model: Any, config: Any) -> VllmService:
     """The one service of a model, so that worker methods and the transfer engine agree on what it holds."""
-    service = vars(model).get(ATTRIBUTE)
+    service: VllmService | None = vars(model).get(ATTRIBUTE)
     if service is None:
         service = VllmService(model, config)
         # Not by setattr: torch.nn.Module looks for parameters and modules in what it is given.
@@ -231,24 +232,7 @@ def exchange_of(config: Any) -> Callable[[bytes], Sequence[bytes]]:
         return alone
 
     def exchange(mine: bytes) -> list[bytes]:
-        row = _gather([mine], get_tp_group())
-        return _gather(row, get_pp_group())
+        row = gather([mine], get_tp_group().world_size, get_tp_group().cpu_group)
+        return gather(row, get_pp_group().world_size, get_pp_group().cpu_group)
 
     return exchange
-
-
-def _gather(mine: Sequence[bytes], group: Any) -> list[bytes]:
-    """What all ranks of a group hold, in rank order. All hold equally many messages."""
-    if group.world_size == 1:
-        return list(mine)
-    found: list[list[bytes]] = [[] for _ in range(group.world_size)]
-    for message in mine:
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in found]
-        torch.distributed.all_gather(sizes, torch.tensor([len(message)]), group=group.cpu_group)
-        room = max(int(size) for size in sizes)
-        padded = torch.frombuffer(bytearray(message.ljust(room, b"\0")), dtype=torch.uint8)
-        everyone = [torch.zeros(room, dtype=torch.uint8) for _ in found]
-        torch.distributed.all_gather(everyone, padded, group=group.cpu_group)
-        for rank, size, content in zip(found, sizes, everyone, strict=True):
-            rank.append(content[: int(size)].numpy().tobytes())
-    return [message for rank in found for message in rank]
