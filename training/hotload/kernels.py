@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numba
-import numpy as np
 from numba import config
 from numpy.typing import NDArray
 

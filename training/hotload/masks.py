@@ -31,8 +31,7 @@ def _splat(builder: Any, value: Any, bits: int) -> Any:
     return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), order)
 
 
-@intrinsic
-def differ(typing_context: Any, first: Any, second: Any, index: Any) -> Any:
+def _differ(typing_context: Any, first: Any, second: Any, index: Any) -> Any:
     """The elements `index ... index + 63` in which two arrays of one type differ, the first in the lowest bit."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -42,8 +41,7 @@ def differ(typing_context: Any, first: Any, second: Any, index: Any) -> Any:
     return types.uint64(first, second, types.intp), build
 
 
-@intrinsic
-def at_least(typing_context: Any, array: Any, index: Any, mask: Any, bound: Any) -> Any:
+def _at_least(typing_context: Any, array: Any, index: Any, mask: Any, bound: Any) -> Any:
     """Those of the elements `index ... index + 63` of which the bits in `mask`, as a number, are not below `bound`."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -56,8 +54,7 @@ def at_least(typing_context: Any, array: Any, index: Any, mask: Any, bound: Any)
     return types.uint64(array, types.intp, types.uint64, types.uint64), build
 
 
-@intrinsic
-def count_ones(typing_context: Any, word: Any) -> Any:
+def _count_ones(typing_context: Any, word: Any) -> Any:
     """How many bits of a 64-bit word are set."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -66,11 +63,17 @@ def count_ones(typing_context: Any, word: Any) -> Any:
     return types.int64(types.uint64), build
 
 
-@intrinsic
-def first_one(typing_context: Any, word: Any) -> Any:
+def _first_one(typing_context: Any, word: Any) -> Any:
     """The place of the lowest set bit of a 64-bit word that is not zero."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
 
     return types.int64(types.uint64), build
+
+
+# Inside compiled loops they are called without the first argument, which type checkers cannot know.
+differ: Any = intrinsic(_differ)
+at_least: Any = intrinsic(_at_least)
+count_ones: Any = intrinsic(_count_ones)
+first_one: Any = intrinsic(_first_one)
