@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 from plain_states import arrays_of, state
+from small_disk import small_disk
 from small_states import changed
 
-from groundhop.errors import ChecksumError, FencedError, MissingError
+from groundhop.errors import ChecksumError, FencedError, MissingError, SpaceError
 from groundhop.training.hotload.journal import Held, Record, Writing
 from groundhop.training.hotload.publisher import Publisher
 from groundhop.training.hotload.store.objects import Objects, open_objects
@@ -121,3 +122,25 @@ def test_what_nobody_needs_any_more_goes(tmp_path: Path) -> None:
         "weight_v000003",
         "weight_v000003.fold",
     }
+
+
+def test_a_full_disk_is_refused_and_costs_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path, 2)
+    with small_disk(tmp_path / "disk", 64 * 1024) as disk:
+        depot = Depot(store.objects, disk)
+        (disk / "other").write_bytes(b"x" * 64 * 1024)
+        with pytest.raises(SpaceError):
+            depot.prepare(Record(held=store.held(1)), store.index(2))
+        assert not [path for path in disk.rglob("*") if path.is_file() and path.name != "other"]
+        (disk / "other").unlink()
+        assert len(depot.prepare(Record(held=store.held(1)), store.index(2)).steps) == 1
+
+
+def test_a_checkpoint_at_hand_makes_room_for_what_is_needed(tmp_path: Path) -> None:
+    store = Store(tmp_path, 2)
+    with small_disk(tmp_path / "disk", 64 * 1024) as disk:
+        depot = Depot(store.objects, disk)
+        (disk / "whole" / "weight_v000000").mkdir(parents=True)
+        (disk / "whole" / "weight_v000000" / "model.safetensors").write_bytes(b"x" * 64 * 1024)
+        assert len(depot.prepare(Record(held=store.held(1)), store.index(2)).steps) == 1
+        assert depot.kept is None
