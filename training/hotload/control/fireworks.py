@@ -50,7 +50,9 @@ def routes(service: Service) -> list[Route]:
 
     async def status(request: Request) -> Response:
         view = service.view(deployment_of(request, service))
-        return reply({"replicas": [show_replica(replica) for replica in view.replicas]})
+        # Clients of this contract wait for every replica that they are shown.
+        live = [replica for replica in view.replicas if replica.state != "offline"]
+        return reply({"replicas": [show_replica(replica) for replica in live]})
 
     async def hint(request: Request) -> Response:
         deployment_of(request, service)

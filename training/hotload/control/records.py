@@ -180,6 +180,12 @@ class WentOffline(Struct, frozen=True, kw_only=True, tag=True):
     name: str
 
 
+class Forgotten(Struct, frozen=True, kw_only=True, tag=True):
+    """A replica was offline for so long that it will not come back."""
+
+    name: str
+
+
 class TimedOut(Struct, frozen=True, kw_only=True, tag=True):
     """A replica took too long in a phase of the running attempt."""
 
@@ -248,6 +254,7 @@ Event = (
     | Reported
     | Drifted
     | WentOffline
+    | Forgotten
     | TimedOut
     | Went
     | Committed

@@ -10,6 +10,7 @@ from groundhop.training.hotload.control.records import (
     Deployment,
     Event,
     Finished,
+    Forgotten,
     HotLoad,
     Replica,
     Retried,
@@ -17,7 +18,7 @@ from groundhop.training.hotload.control.records import (
     Went,
 )
 from groundhop.training.hotload.control.replicas import WRITING
-from groundhop.training.hotload.control.states import open_hot_load, txn_of
+from groundhop.training.hotload.control.states import is_required, open_hot_load, txn_of
 from groundhop.training.hotload.control.wire import Action, Code, ReportBody, SnapshotRef, Task
 
 
@@ -58,7 +59,7 @@ def follow(deployment: Deployment, now: float) -> Event | None:
             return event
     if deployment.head is not None and deployment.announced != deployment.head and _all_serve(deployment):
         return Announced(identity=deployment.head)
-    return None
+    return _forget(deployment, now)
 
 
 def after_restart(deployment: Deployment) -> Event | None:
@@ -74,7 +75,9 @@ def deadlines(deployment: Deployment) -> Iterator[float]:
     """Times at which `follow` or `task_of` may say something else though no event came."""
     config = deployment.config
     for replica in deployment.replicas.values():
-        if replica.state not in ("serving", "offline"):
+        if replica.state == "offline":
+            yield replica.updated_at + config.forget_after_s
+        elif replica.state != "serving":
             yield replica.not_before
     hot_load = open_hot_load(deployment)
     if hot_load is None:
@@ -276,6 +279,14 @@ def _complete(deployment: Deployment, hot_load: HotLoad, now: float) -> Event | 
         return None
     names = ", ".join(replica.about.name for replica in missing)
     return Finished(id=hot_load.id, state="completed", reason=f"not serving it yet: {names}" if names else "")
+
+
+def _forget(deployment: Deployment, now: float) -> Event | None:
+    for name, replica in deployment.replicas.items():
+        late = now >= replica.updated_at + deployment.config.forget_after_s
+        if replica.state == "offline" and late and not is_required(deployment, name):
+            return Forgotten(name=name)
+    return None
 
 
 def _all_serve(deployment: Deployment) -> bool:

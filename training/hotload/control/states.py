@@ -19,6 +19,7 @@ from groundhop.training.hotload.control.records import (
     Drifted,
     Event,
     Finished,
+    Forgotten,
     HotLoad,
     LeaseTaken,
     Registered,
@@ -67,6 +68,9 @@ def evolve(deployment: Deployment, event: Event, time: float) -> Deployment:
                 name,
                 replace(replica, state="offline", before=replica.state, updated_at=time, detail="no heartbeat"),
             )
+        case Forgotten(name=name):
+            left = {key: replica for key, replica in deployment.replicas.items() if key != name}
+            return replace(deployment, replicas=left)
         case TimedOut(name=name, reason=reason):
             return _put(deployment, name, time_out(deployment.replicas[name], reason, deployment.head, time))
         case Went():

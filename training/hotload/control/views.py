@@ -73,7 +73,7 @@ def view_hot_load_replicas(deployment: Deployment, hot_load: HotLoad, now: float
     return tuple(
         ReplicaView(
             name=outcome.name,
-            zone=deployment.replicas[outcome.name].about.zone,
+            zone=found.about.zone if (found := deployment.replicas.get(outcome.name)) else "",
             state="serving" if outcome.state == "ready" else "dirty",
             public_state=outcome.state,
             current_identity=outcome.current_identity,

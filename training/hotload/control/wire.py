@@ -264,6 +264,8 @@ class DeploymentBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     attempts: Annotated[int, Meta(ge=1, le=20)] = 3
     heartbeat_s: Positive = 2.0
     offline_after_s: Positive = 10.0
+    forget_after_s: Annotated[float, Meta(gt=0)] = 3600.0
+    """Offline for so long, a replica is struck off: it was taken down. It may register again."""
     stage_timeout_s: Positive = 1800.0
     apply_timeout_s: Positive = 300.0
     """From the go to `prepared`: so long are prepared replicas paused for the slowest."""

@@ -227,6 +227,16 @@ def test_without_a_quorum_a_dead_replica_does_not_hold_the_living_up(tmp_path: P
     assert plane.service.view_hot_load(created.hot_load_id).state == "completed"
 
 
+def test_a_replica_that_stays_away_is_struck_off_and_may_come_back(tmp_path: Path) -> None:
+    plane, (one, other) = plane_with(tmp_path, 2, forget_after_s=20)
+    view = plane.serve("v1", one, other)
+    plane.sleep(31, one)
+    assert plane.states() == {"a": "serving"}
+    assert len(plane.service.view_replicas(view.hot_load_id)) == 2
+    other.register()
+    assert plane.states()["b"] == "serving"
+
+
 def test_a_replica_that_hangs_while_writing_times_out(tmp_path: Path) -> None:
     plane, (one, other) = plane_with(tmp_path, 2, apply_timeout_s=5)
     created = plane.create("v1")
