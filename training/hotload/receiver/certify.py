@@ -155,7 +155,8 @@ def _stream(checkpoint: Weights, names: Iterable[str]) -> Iterator[tuple[str, An
         with warnings.catch_warnings():
             # The recorder refuses loaders that write to what they are given.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            yield name, tensor_of(checkpoint.specs[name], checkpoint.bits(name))
+            tensor = tensor_of(checkpoint.specs[name], checkpoint.bits(name))
+        yield name, tensor
 
 
 def _check_kept(kept: Mapping[str, Bits], specs: Mapping[str, TensorSpec], reasons: Mapping[str, str]) -> None:

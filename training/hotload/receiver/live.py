@@ -102,6 +102,7 @@ class LiveModel:
         self.identity = identity
         self._model, self._ranks = model, ranks or Ranks()
         self._table: dict[str, Fingerprint] = {}
+        self._digest = ""
         _, targets = storages_of(model)
         made: list[tuple[Certificate, tuple[Hook, ...]]] = []
         self._ranks.together(lambda: made.append((certify(model, load, checkpoint), tuple(hooks(targets)))))
@@ -133,7 +134,9 @@ class LiveModel:
     @property
     def digest(self) -> str:
         """Of the whole state as it is known; see `audit` for as it is."""
-        return state_digest(self.specs, self._table)
+        if not self._digest:
+            self._digest = state_digest(self.specs, self._table)
+        return self._digest
 
     def audit(self) -> str:
         """Read every live bit and return the state's digest.
@@ -150,7 +153,7 @@ class LiveModel:
         found = self._merged(self._ranks.together(read), {})
         if found != self._table:
             self._ranks.dirty = self.dirty or "the live weights differ from what was loaded"
-        self._own, self._table = fresh, found
+        self._own, self._table, self._digest = fresh, found, ""
         if self.digest == self._proven:
             self._ranks.dirty = ""
         return self.digest
@@ -245,6 +248,7 @@ class LiveModel:
         self._own.update(staged.prints)
         self._placement.kept.update(staged.kept)
         self._table.update(merged)
+        self._digest = ""
         return staged.changed
 
     def _work_out(self, step: Sequence[Item], staged: Staged, journal: "_Journal") -> dict[str, Fingerprint]:
