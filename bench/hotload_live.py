@@ -43,6 +43,7 @@ from groundhop.training.models import prepare
 
 PROMPT = list(range(20, 84))
 STREAMS = 4
+TOKENS = 256
 GOAL = 30.0
 """Times that an outage must be shorter than a cold restart (issue 5, bars)."""
 
@@ -124,20 +125,20 @@ class Streams:
         body = {
             "model": "policy",
             "prompt": PROMPT,
-            "max_tokens": 256,
+            "max_tokens": TOKENS,
             "ignore_eos": True,
             "temperature": 0,
             "stream": True,
         }
-        seen = 0
+        ends: list[int] = []
         with httpx.stream("POST", f"{self.url}/v1/completions", json=body, trust_env=False, timeout=600) as answer:
             answer.raise_for_status()
             for line in answer.iter_lines():
                 if line.startswith("data: {"):
-                    seen += 1
                     self.arrivals.append(time.monotonic())
-        if seen < 200:
-            raise RuntimeError(f"only {seen} chunks came")
+                    ends += [span["end"] for span in json.loads(line[6:]).get("weight_versions", ())]
+        if ends[-1:] != [TOKENS]:
+            raise RuntimeError(f"need {TOKENS} tokens, the versions that came are of {ends}")
 
 
 def gap_around(arrivals: list[float], moment: float, until: float) -> float:
