@@ -21,7 +21,8 @@ class Lease:
     """Everything that is written to the store goes through here, and only while no newer epoch is in the log."""
 
     def __init__(self, objects: Objects, run_id: str, owner: str, layout: Layout) -> None:
-        self.objects, self.run_id, self.owner, self.layout = objects, run_id, owner, layout
+        self.objects, self.run_id, self.owner = objects, run_id, owner
+        self.layout: Layout = layout
         self.epoch = 0
         self._log = CommitLog(objects)
 

@@ -73,7 +73,9 @@ def cast(tensor: Any, spec: TensorSpec) -> Bits:
     given = spec_of(spec.name, tensor)
     if given.shape != spec.shape:
         raise InputError(f"{spec.name}: need the shape {list(spec.shape)}, the trainer gave {list(given.shape)}")
-    if isinstance(tensor, Whole) and given.dtype == spec.dtype:
+    if isinstance(tensor, Whole):
+        if given.dtype != spec.dtype:
+            raise InputError(f"{spec.name}: need {spec.dtype}, got bits of {given.dtype}")
         return tensor.bits
     if hasattr(tensor, "full_tensor"):
         tensor = tensor.full_tensor()

@@ -41,7 +41,8 @@ class OurCoder:
     """Our own codec."""
 
     def __init__(self, version: int, encoding: Encoding) -> None:
-        self._version, self._encoding = version, encoding
+        self._version = version
+        self._encoding: Encoding = encoding
 
     def code(
         self, spec: TensorSpec, old: Bits, new: Bits, positions: Positions, also: Also, prints: Prints

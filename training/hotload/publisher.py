@@ -83,7 +83,9 @@ class Publisher:
         name of each place of the protocol, so that a test can end the process there.
         """
         self._lease = Lease(objects, run_id, owner, layout)
-        self._folder, self._fleet, self._layout, self._encoding = folder, fleet, layout, encoding
+        self._folder, self._fleet = folder, fleet
+        self._layout: Layout = layout
+        self._encoding: Encoding = encoding
         self._anchor_every, self._part_bytes, self._mapped = anchor_every, part_bytes, mapped
         self._lease_s, self._take_over, self._at = lease_s, take_over, checkpoint
         self._next = self._since_anchor = 0
