@@ -292,6 +292,8 @@ class Agent:
             written = await swap.write(self._replica, self._journal, plan, tell)
         except ServerError:
             self._whole_only = plan.supply.whole is None
+            if plan.supply.whole is not None:
+                await asyncio.to_thread(self._depot.discard)
             raise
         self._whole_only = False
         await self._report(task, "prepared", bytes_=plan.supply.bytes, changed=written.changed, seconds=written.seconds)

@@ -98,6 +98,8 @@ class DirectFleet:
             await swap.write(member.replica, member.journal, plan)
         except ServerError as error:
             logger.warning("%s: %s; loading the whole checkpoint instead", index.identity, error)
+            if plan.supply.whole is not None:
+                await asyncio.to_thread(self._depot.discard)
             plan = self._plan(txn, await asyncio.to_thread(self._depot.restore, index))
             await swap.write(member.replica, member.journal, plan)
         return plan

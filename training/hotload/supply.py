@@ -102,10 +102,17 @@ class Depot:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def tidy(self, needed: Set[str]) -> None:
-        """Remove the parts of all snapshots but those `needed`."""
+        """Remove the parts of all snapshots but those `needed`, and all checkpoints but the newest."""
+        for folder in self._checkpoints()[1:]:
+            shutil.rmtree(folder, ignore_errors=True)
         for path in self._staged.glob("*"):
             if path.name.removesuffix(".fold") not in needed:
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Remove all checkpoints: one of them did not hold what it should."""
+        with self._lock:
+            shutil.rmtree(self._whole, ignore_errors=True)
 
     @property
     def kept(self) -> str | None:

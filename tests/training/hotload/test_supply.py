@@ -117,7 +117,10 @@ def test_a_snapshot_of_a_publisher_that_was_replaced_is_refused(tmp_path: Path) 
 def test_what_nobody_needs_any_more_goes(tmp_path: Path) -> None:
     store = Store(tmp_path, 3)
     store.depot.prepare(Record(held=store.held(0)), store.index(3))
+    store.depot.restore(store.index(2))
+    (tmp_path / "agent" / "whole" / "weight_v000001").mkdir()
     store.depot.tidy({"weight_v000003"})
+    assert [path.name for path in (tmp_path / "agent" / "whole").iterdir()] == [store.depot.kept] == ["weight_v000002"]
     assert {path.name for path in (tmp_path / "agent" / "staged").iterdir()} == {
         "weight_v000003",
         "weight_v000003.fold",
