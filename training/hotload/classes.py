@@ -19,11 +19,12 @@ from groundhop.training.hotload.kernels import compiled, fixed
 from groundhop.training.hotload.locations import Ranks
 from groundhop.training.hotload.masks import LANES, at_least, count_ones, first_one
 
-MOST_CLASSES = 8
+MOST_CLASSES = 5
+"""More gain under 1 %, and cost every pass over the old bits a comparison each."""
 CLASS_BITS = 8 * 48
 """What a class costs by itself (section heads, tables of the codes), against which its gain is weighed."""
 SAMPLE_BLOCK = 64
-SAMPLE_BLOCKS = 1024
+SAMPLE_BLOCKS = 256
 """Exponents are counted in about so many blocks of so many elements: the counts only guide the split into classes."""
 FAR = 1 << 40
 """Elements to skip where a class has no more ranks."""
@@ -63,6 +64,8 @@ class Placed(NamedTuple):
     """Increasing."""
     sources: NDArray[np.int64]
     """For each position, its place in the classes' ranks joined one after the other."""
+    before: Bits
+    """The old bits there."""
 
 
 def choose_bounds(old: Bits, before: Bits, field: Field) -> list[int]:
@@ -81,7 +84,8 @@ def sample_step(size: int) -> int:
 
 def split_exponents(sampled: NDArray[np.int64], before: Bits, size: int, field: Field) -> list[int]:
     """The same from counts: `sampled[e]` elements of exponent e in the sample of `size` elements; `before` are those that change."""
-    changed = _sample(fixed(before), SAMPLE_BLOCK, field.shift, 1 << field.bits).astype(np.float64)
+    few = _sample(fixed(before), sample_step(before.size), field.shift, 1 << field.bits)
+    changed = few * (before.size / max(1, int(few.sum())))
     totals = np.maximum(sampled * (size / max(1, int(sampled.sum()))), changed)
     present = np.flatnonzero(totals)
     starts = _partition(totals[present], changed[present], MOST_CLASSES, float(CLASS_BITS))
@@ -112,14 +116,15 @@ def place(old: Bits, ranks: Sequence[Ranks], field: Field, bounds: Bounds) -> Pl
         skip[kind] = part[0] if part.size else FAR
     bounds_low, mask = _thresholds(field, bounds)
     positions, sources = np.empty(joined.size, np.uint32), np.empty(joined.size, np.int64)
+    before = np.empty(joined.size, old.dtype)
     cursor, found = ends[:-1].copy(), 0
     for start, block in _blocks(old):
         found = _place(
-            fixed(block), start, fixed(joined), ends, bounds_low, mask, skip, cursor, found, positions, sources
+            fixed(block), start, fixed(joined), ends, bounds_low, mask, skip, cursor, found, positions, sources, before
         )
     if found < joined.size or (found and int(positions[-1]) >= old.size):
         return None
-    return Placed(positions, sources)
+    return Placed(positions, sources, before)
 
 
 def _blocks(old: Bits) -> Iterator[tuple[int, Bits]]:
@@ -196,16 +201,25 @@ def _partition(totals: Any, changed: Any, most: int, each: float) -> NDArray[np.
     return starts
 
 
+def _select_table() -> NDArray[np.uint8]:
+    """For each rank and byte, the place of the set bit of that rank; 0 where there is none."""
+    table = np.zeros((8, 256), np.uint8)
+    for byte in range(256):
+        places = [place_in for place_in in range(8) if byte >> place_in & 1]
+        table[: len(places), byte] = places
+    return table
+
+
+_IN_BYTE = _select_table()
+
+
 @compiled
 def _masks(old: Any, at: int, least: Any, mask: Any, masks: Any) -> None:
-    """`masks[c]`: the elements `at ... at + 63` in class c or above; `masks[8]` stays 0."""
+    """`masks[c]`: the elements `at ... at + 63` in class c or above; the first is all of them, the last none."""
     # All before the first is stored: a store might be to `old`, as far as the compiler knows, and it would be loaded anew.
     one, two = at_least(old, at, mask, least[0]), at_least(old, at, mask, least[1])
     three, four = at_least(old, at, mask, least[2]), at_least(old, at, mask, least[3])
-    five, six = at_least(old, at, mask, least[4]), at_least(old, at, mask, least[5])
-    seven = at_least(old, at, mask, least[6])
     masks[1], masks[2], masks[3], masks[4] = one, two, three, four
-    masks[5], masks[6], masks[7] = five, six, seven
 
 
 @compiled
@@ -225,16 +239,20 @@ def _by_class(classes: Any, ranks: Any) -> tuple[NDArray[np.int64], Ranks, NDArr
 
 @compiled
 def _select(word: Any, rank: Any) -> Any:
-    """The place of the set bit of `word` that has `rank` set bits below it: by halves, so that no branch is guessed wrong."""
-    place_in, width = np.int64(0), 32
-    while width:
-        low = count_ones(word & ((np.uint64(1) << np.uint64(width)) - np.uint64(1)))
-        above = rank >= low
-        rank -= low if above else 0
-        word = word >> np.uint64(width) if above else word
-        place_in += width if above else 0
-        width >>= 1
-    return place_in
+    """The place of the set bit of `word` that has `rank` set bits below it.
+
+    Sums of bits by byte, then the byte, then the bits in it: Vigna, "Broadword implementation of rank/select queries",
+    WEA 2008, algorithm 2. Loops would be guessed wrong at every turn, which costs more than all of this.
+    """
+    ones, high = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
+    sums = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
+    sums = (sums & np.uint64(0x3333333333333333)) + ((sums >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    sums = ((sums + (sums >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)) * ones
+    wanted = np.uint64(rank)
+    byte = np.uint64(8) * np.uint64(count_ones((((wanted * ones) | high) - sums) & high))
+    left = wanted - (((sums << np.uint64(8)) >> byte) & np.uint64(255))
+    bits = (word >> byte) & np.uint64(255)
+    return np.int64(byte) + np.int64(_IN_BYTE[np.int64(left), np.int64(bits)])
 
 
 @compiled
@@ -264,32 +282,37 @@ def _rank(
 @compiled
 def _place(
     old: Any, start: int, ranks: Any, ends: Any, least: Any, mask: Any, skip: Any, cursor: Any, found: int,
-    positions: Any, sources: Any,
+    positions: Any, sources: Any, before: Any,
 ) -> int:  # fmt: skip
     """Go on with the `found`-th position; `skip[c]` elements of class c come before its next one, `ranks[cursor[c]]`."""
-    masks = np.zeros(MOST_CLASSES + 1, np.uint64)
+    masks, counts = np.zeros(MOST_CLASSES + 1, np.uint64), np.empty(MOST_CLASSES, np.int64)
     masks[0] = ~np.uint64(0)
-    source = np.empty(LANES, np.int64)
     for at in range(0, old.size, LANES):
         _masks(old, at, least, mask, masks)
-        hits = np.uint64(0)
+        which = np.uint64(0)
         for kind in range(MOST_CLASSES):
-            mine = masks[kind] & ~masks[kind + 1]
-            count = count_ones(mine)
-            if skip[kind] < count:
-                while skip[kind] < count:
-                    place_in = _select(mine, skip[kind])
-                    hits |= np.uint64(1) << np.uint64(place_in)
-                    source[place_in] = cursor[kind]
-                    last = np.int64(ranks[cursor[kind]])
-                    cursor[kind] += 1
-                    more = cursor[kind] < ends[kind + 1]
-                    skip[kind] += np.int64(ranks[cursor[kind]]) - last if more else FAR
-            skip[kind] -= count
-        while hits:
-            place_in = first_one(hits)
-            positions[found] = start + at + place_in
-            sources[found] = source[place_in]
-            found += 1
-            hits &= hits - np.uint64(1)
+            counts[kind] = count_ones(masks[kind] & ~masks[kind + 1])
+            which |= np.uint64(skip[kind] < counts[kind]) << np.uint64(kind)
+            skip[kind] -= counts[kind]
+        begin = found
+        while which:
+            mine = first_one(which)
+            which &= which - np.uint64(1)
+            while skip[mine] < 0:
+                place_in = _select(masks[mine] & ~masks[mine + 1], skip[mine] + counts[mine])
+                position = np.uint32(start + at + place_in)
+                slot = found
+                while slot > begin and positions[slot - 1] > position:
+                    positions[slot], sources[slot], before[slot] = (
+                        positions[slot - 1],
+                        sources[slot - 1],
+                        before[slot - 1],
+                    )
+                    slot -= 1
+                positions[slot], sources[slot], before[slot] = position, cursor[mine], old[at + place_in]
+                found += 1
+                last = np.int64(ranks[cursor[mine]])
+                cursor[mine] += 1
+                more = cursor[mine] < ends[mine + 1]
+                skip[mine] += np.int64(ranks[cursor[mine]]) - last if more else FAR
     return found

@@ -187,13 +187,8 @@ def _read_context(reader: Reader, chunk: Chunk, spec: TensorSpec, old: Stretch) 
     placed = old.place(ranks, field, bounds)
     if placed is None:
         raise ChecksumError(f"{reader.where}: the old bits are not those that the delta was made against")
-    new = _moved(old.at(placed.positions), values, placed.sources)
+    new = _ordered(_ordered(placed.before) + take(values, placed.sources))
     return Change(chunk.start, placed.positions, "overwrite", new)
-
-
-def _moved(before: Bits, differences: Bits, sources: NDArray[np.int64]) -> Bits:
-    """What `before` becomes when difference `sources[i]` is added to element i, in the order of the floats."""
-    return _ordered(_ordered(before) + take(differences, sources))
 
 
 def _ordered(bits: Bits) -> Bits:

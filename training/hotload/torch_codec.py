@@ -118,7 +118,7 @@ class DeviceStretch:
                 return None
             found.append(members[self._index(wanted)])
         positions, sources = torch.sort(torch.cat(found))
-        return Placed(positions.cpu().numpy().astype(np.uint32), sources.cpu().numpy())
+        return Placed(positions.cpu().numpy().astype(np.uint32), sources.cpu().numpy(), to_host(self.bits[positions]))
 
     def _index(self, positions: Ranks) -> torch.Tensor:
         return torch.from_numpy(positions.astype(np.int64)).to(self.bits.device)
