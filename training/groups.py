@@ -9,7 +9,6 @@ from typing import Literal
 
 from groundhop.records import Rollout, Task, Verdict
 from groundhop.training.advantages import advantages, is_dead
-from groundhop.training.hotload.refit import TORN
 
 Mark = Literal["right", "wrong", "over_budget", "too_long", "no_verdict", "error", "bad_tokens"]
 
@@ -69,12 +68,10 @@ def _mark(rollout: Rollout | None, verdict: Verdict | None, max_length: int) -> 
 
 
 def has_good_tokens(rollout: Rollout) -> bool:
-    """Whether ids, mask and log-probabilities line up, something was sampled, all of it with a number, by known weights."""
+    """Whether ids, mask and log-probabilities line up, something was sampled, all of it with a number."""
     ids, mask, log_probs = rollout.token_ids, rollout.mask, rollout.log_probs
     lengths_agree = len(ids) == len(mask) == len(log_probs) and 0 < rollout.prompt_length < len(ids)
     if not lengths_agree or any(mask[: rollout.prompt_length]) or not any(mask):
-        return False
-    if any(span.version == TORN for span in rollout.spans):
         return False
     return all(math.isfinite(log_prob) for log_prob, sampled in zip(log_probs, mask, strict=True) if sampled)
 

@@ -64,11 +64,10 @@ class PolicyHost:
 
             self._servers = Servers.start(folder, self._run.config.serve, self._run.root / "logs")
         elif self._held != policy:
-            from groundhop.training.hotload.refit import load_checkpoint
+            from groundhop.training.hotload.direct import load_checkpoint
 
             self._loads += 1
-            label = f"{policy}-{self._loads}"
-            asyncio.run(load_checkpoint(self._servers.urls, folder, label, self._headers()))
+            asyncio.run(load_checkpoint(self._servers.urls, folder, self._loads, self._headers()))
         self._held = policy
         self._servers.check()
         return self._servers.urls
@@ -94,9 +93,7 @@ class PolicyHost:
         """What puts a trainer's weights into the servers, which hold `policy` now."""
         from groundhop.training.hotload.refit import make_refitter
 
-        used = [int(path.stem.removeprefix("version-")) for path in folder.glob("version-*.delta")]
-        urls = self.urls(policy)
-        return make_refitter(urls, folder, self.folder_of(policy), max(used, default=0) + 1, self._headers())
+        return make_refitter(self.urls(policy), folder, self.folder_of(policy), self._headers())
 
     def count_tokens(self) -> Callable[[str], int]:
         """Counts tokens as the policy does."""

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from scripted import Blank, rollout_of, task
 
-from groundhop.records import Rollout, TokenSpan, Verdict
+from groundhop.records import Rollout, Verdict
 from groundhop.training.groups import Group, as_try, has_good_tokens, seed_of, tasks_of_step
 
 
@@ -61,7 +61,6 @@ def test_a_rollout_longer_than_the_limit_counts_but_is_not_trained() -> None:
         {"prompt_length": 8},
         {"mask": (0,) * len(rollout().mask)},
         {"log_probs": tuple(float("nan") for _ in rollout().log_probs)},
-        {"spans": (TokenSpan(start=6, end=10, version="torn"),)},
     ],
 )
 def test_tokens_that_do_not_line_up_are_not_trained_on(changed: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from small_states import Held, changed, write_folder
 
 from groundhop.errors import ServerError
 from groundhop.training.hotload.direct import DirectFleet
-from groundhop.training.hotload.refit2 import PublisherRefitter
+from groundhop.training.hotload.refit import PublisherRefitter
 from groundhop.training.hotload.store.objects import open_objects
 
 
