@@ -16,8 +16,9 @@ import tiny_vllm as tiny  # noqa: E402
 from tiny_vllm import changed  # noqa: E402
 
 from groundhop.errors import ChecksumError, InputError, PlacementError, ServerError  # noqa: E402
-from groundhop.training.hotload.receiver.live import ApplyRequest, LiveModel  # noqa: E402
+from groundhop.training.hotload.receiver.live import LiveModel  # noqa: E402
 from groundhop.training.hotload.receiver.ranks import Ranks  # noqa: E402
+from groundhop.training.hotload.receiver.requests import ApplyRequest, Hook  # noqa: E402
 
 pytestmark = [pytest.mark.slow]
 
@@ -230,8 +231,6 @@ def failing(action: Callable[[], None], times: int = 1) -> Callable[[], None]:
 
 
 def hooked(live: LiveModel, run: Callable[[], None]) -> None:
-    from groundhop.training.hotload.receiver.live import Hook
-
     live._hooks = (Hook(frozenset(range(len(live.plan.storages))), run),)
 
 

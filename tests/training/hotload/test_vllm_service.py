@@ -16,7 +16,7 @@ from tiny_vllm import changed  # noqa: E402
 
 from groundhop.errors import ChecksumError, PlacementError  # noqa: E402
 from groundhop.training.hotload.checkpoint import write_checkpoint  # noqa: E402
-from groundhop.training.hotload.receiver.certify import storages_of  # noqa: E402
+from groundhop.training.hotload.receiver.layout import storages_of  # noqa: E402
 from groundhop.training.hotload.receiver.recorder import key_of  # noqa: E402
 from groundhop.training.hotload.receiver.vllm_service import derived_hooks  # noqa: E402
 
@@ -168,13 +168,6 @@ def test_the_transfer_engine_shares_what_the_worker_holds(replica: Replica, tmp_
     engine._service._ranks.dirty = "half written"
     with pytest.raises(PlacementError, match="not finished: half written"):
         engine.finish_weight_update()
-
-
-def test_the_simple_refit_gives_the_certificate_up(replica: Replica) -> None:
-    """The two ways to change weights do not know of each other."""
-    replica.certify()
-    replica.worker.groundhop_load_checkpoint(str(replica.folder))
-    assert replica.worker.groundhop_state()["certified"] is False
 
 
 REFUSALS: dict[str, Callable[[Any], None]] = {

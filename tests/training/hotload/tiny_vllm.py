@@ -260,7 +260,7 @@ def load(model: Any, state: Held) -> None:
 def everything(model: Any) -> dict[str, bytes]:
     """Every bit of every parameter and buffer."""
     from groundhop.training.hotload.bits import bits_of
-    from groundhop.training.hotload.receiver.certify import tensors_of
+    from groundhop.training.hotload.receiver.layout import tensors_of
 
     return {name: bits_of(tensor).tobytes() for name, tensor in tensors_of(model)}
 

@@ -11,9 +11,10 @@ from groundhop.training.hotload.bits import Bits
 from groundhop.training.hotload.changes import Change
 from groundhop.training.hotload.delta import Delta, Entry
 from groundhop.training.hotload.fingerprint import Fingerprint, fingerprint, fingerprint_at
-from groundhop.training.hotload.receiver.certify import box_bytes, itemsize_of, shadow_load
+from groundhop.training.hotload.receiver.layout import box_bytes, itemsize_of
 from groundhop.training.hotload.receiver.placement import UNITS, Moved, Placed, Plan, Row, bits_from, cast, units_of
 from groundhop.training.hotload.receiver.recorder import Box, Loader
+from groundhop.training.hotload.receiver.shadow import shadow_load
 
 
 @dataclass(frozen=True, slots=True)

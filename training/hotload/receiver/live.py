@@ -12,21 +12,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from msgspec import Struct
 
 from groundhop.errors import ChecksumError, InputError, PlacementError
 from groundhop.training.hotload.bits import Bits, TensorSpec, Weights
 from groundhop.training.hotload.delta import Delta, Entry, read_delta
 from groundhop.training.hotload.fingerprint import Fingerprint, fingerprint, state_digest
 from groundhop.training.hotload.receiver.apply import Placement, Staged, stage, take_back, write
-from groundhop.training.hotload.receiver.certify import Certificate, certify, guard_of, storages_of
+from groundhop.training.hotload.receiver.certify import Certificate, certify
+from groundhop.training.hotload.receiver.layout import guard_of, storages_of
 from groundhop.training.hotload.receiver.placement import Plan
 from groundhop.training.hotload.receiver.prints import Part, borrow, lend, merge_all, parts_of, row_print
 from groundhop.training.hotload.receiver.ranks import Parts, Ranks
 from groundhop.training.hotload.receiver.recorder import Loader
+from groundhop.training.hotload.receiver.requests import Applied, ApplyRequest, Hook
 
 logger = logging.getLogger("vllm.groundhop")
 
@@ -36,40 +37,7 @@ SAMPLES = 64
 """Elements of each storage that are looked at before a delta, to notice that somebody else has written."""
 
 
-class ApplyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One hot-load, as it is told to every rank."""
-
-    txn: str
-    identity: str
-    version: int
-    parts: tuple[str, ...]
-    """Paths of delta files, in order; a tensor that comes again builds on what the earlier ones made of it."""
-    base_digest: str
-    digest: str
-    operation: Literal["differential", "overwrite"]
-    verify: Literal["full", "touched"] = "touched"
-    """Read everything afterwards, or only what was written."""
-
-
 Item = tuple[Delta, Entry]
-
-
-@dataclass(frozen=True, slots=True)
-class Hook:
-    """Something made from weights that must be made again when they change."""
-
-    storages: frozenset[int]
-    run: Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """What a hot-load did."""
-
-    digest: str
-    changed: int
-    """Elements that were sent for tensors of which this rank holds something."""
-    seconds_by_phase: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

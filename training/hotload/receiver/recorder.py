@@ -183,46 +183,6 @@ class _Recorder(TorchDispatchMode):
         return frozenset().union(*found)
 
 
-class Shadow(TorchDispatchMode):
-    """Runs a loader on copies of the model's storages: the live ones are read where they were not written, never written."""
-
-    def __init__(self, targets: Mapping[int, int]) -> None:
-        """`targets` numbers the model's storages by their keys."""
-        super().__init__()
-        self.copies: dict[int, Any] = {}
-        """Bytes of each storage that was written, by its number."""
-        self.places: list[tuple[int, Box]] = []
-        self._targets = targets
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        written = written_by(func, args, kwargs)
-        mine = [tensor for tensor in written if key_of(tensor) in self._targets]
-        for tensor in mine:
-            number = self._targets[key_of(tensor)]
-            self.places.append((number, box_of(tensor)))
-            if number not in self.copies:
-                self.copies[number] = flat_bytes(tensor).clone()
-        if not self.copies:
-            return func(*args, **kwargs)
-        result = func(*self._moved(args), **self._moved(kwargs))
-        return answer_of(func, written) if mine else result
-
-    def _moved(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            number = self._targets.get(key_of(value))
-            if number is None or number not in self.copies:
-                return value
-            size = value.dtype.itemsize
-            copy = self.copies[number]
-            return box_of(value).of(copy[: copy.numel() // size * size].view(value.dtype))
-        if isinstance(value, dict):
-            return {key: self._moved(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(self._moved(item) for item in value)
-        return value
-
-
 def flat_bytes(tensor: Any) -> Any:
     """The whole storage of a tensor as bytes; shares its memory."""
     storage = tensor.untyped_storage()

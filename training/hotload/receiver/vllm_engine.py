@@ -16,7 +16,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from groundhop.errors import PlacementError
-from groundhop.training.hotload.receiver.live import ApplyRequest
+from groundhop.training.hotload.receiver.requests import ApplyRequest
 from groundhop.training.hotload.receiver.vllm_service import VllmService, service_of
 
 BACKEND = "groundhop"

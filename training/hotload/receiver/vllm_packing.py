@@ -14,8 +14,8 @@ import vllm.model_executor.layers.utils as vllm_layers
 from vllm.config import get_current_vllm_config_or_none
 from vllm.platforms import current_platform
 
-from groundhop.training.hotload.receiver.live import Hook
 from groundhop.training.hotload.receiver.recorder import key_of
+from groundhop.training.hotload.receiver.requests import Hook
 
 logger = logging.getLogger("vllm.groundhop")
 

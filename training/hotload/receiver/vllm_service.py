@@ -13,12 +13,13 @@ from vllm.platforms import current_platform
 
 from groundhop.errors import ChecksumError, PlacementError, ServerError
 from groundhop.training.hotload.checkpoint import Checkpoint, open_checkpoint
-from groundhop.training.hotload.receiver.certify import refuse_emptied
-from groundhop.training.hotload.receiver.live import Applied, ApplyRequest, Hook, LiveModel
+from groundhop.training.hotload.receiver.layout import refuse_emptied
+from groundhop.training.hotload.receiver.live import LiveModel
 from groundhop.training.hotload.receiver.placement import tensor_of
 from groundhop.training.hotload.receiver.process_group import gather
 from groundhop.training.hotload.receiver.ranks import Ranks, alone
 from groundhop.training.hotload.receiver.recorder import key_of
+from groundhop.training.hotload.receiver.requests import Applied, ApplyRequest, Hook
 from groundhop.training.hotload.receiver.vllm_packing import pack_again, packing_hooks
 
 logger = logging.getLogger("vllm.groundhop")
@@ -104,10 +105,6 @@ class VllmService:
         self._loaded = (identity, digest)
         self._ranks.dirty = ""
         return digest
-
-    def forget(self) -> None:
-        """Give the certificate up, because somebody else is about to write to the model."""
-        self.live, self._loaded = None, ("", "")
 
     def _open(self, folder: str, digest: str = "") -> Checkpoint:
         found: list[Checkpoint] = []

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from groundhop.training.hotload.receiver.live import ApplyRequest
+from groundhop.training.hotload.receiver.requests import ApplyRequest
 from groundhop.training.hotload.receiver.vllm_service import VllmService, service_of
 
 logger = logging.getLogger("vllm.groundhop")
