@@ -26,6 +26,8 @@ class Change:
     """Strictly increasing, relative to `start`; None for the dense run `start ... start + len(values) - 1`."""
     operation: Operation
     values: Bits
+    before: Bits | None = None
+    """The old bits there, where decoding had to look at them."""
 
     def absolute(self) -> NDArray[np.int64]:
         """Positions in the tensor."""

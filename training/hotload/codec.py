@@ -188,7 +188,7 @@ def _read_context(reader: Reader, chunk: Chunk, spec: TensorSpec, old: Stretch) 
     if placed is None:
         raise ChecksumError(f"{reader.where}: the old bits are not those that the delta was made against")
     new = _ordered(_ordered(placed.before) + take(values, placed.sources))
-    return Change(chunk.start, placed.positions, "overwrite", new)
+    return Change(chunk.start, placed.positions, "overwrite", new, placed.before)
 
 
 def _ordered(bits: Bits) -> Bits:

@@ -83,7 +83,7 @@ def _plan(delta: Delta, entry: Entry, bits: Bits, present: Fingerprint | None, t
             f"{entry.name}: version {delta.version} builds on {entry.base_fingerprint.hex()}, this is {present.hex()}"  # type: ignore[union-attr]
         )
     for change in delta.changes(entry, lambda start, stop: bits[start:stop]):
-        before = change.gather(bits)
+        before = change.gather(bits) if change.before is None else change.before
         after = change.result(before)
         present += print_of(change, after) - print_of(change, before)
         yield Step(bits, change, before, after)
