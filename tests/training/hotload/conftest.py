@@ -5,6 +5,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from store_servers import objects, s3_server, store_url  # noqa: E402
+from store_servers import objects, s3_server, store_url
 
 __all__ = ["objects", "s3_server", "store_url"]
