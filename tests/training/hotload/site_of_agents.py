@@ -36,9 +36,11 @@ AGENT = "import sys; from groundhop.cli import main; sys.exit(main(sys.argv[1:])
 class Site:
     """Everything around a publisher. Leave it as a context."""
 
-    def __init__(self, folder: Path, *, encoding: Any = "xor", anchor_every: int = 20, **config: Any) -> None:
-        self.folder = folder
-        self.objects = open_objects(folder / "store")
+    def __init__(
+        self, folder: Path, *, store: str = "", encoding: Any = "xor", anchor_every: int = 20, **config: Any
+    ) -> None:
+        self.folder, self.store = folder, store or str(folder / "store")
+        self.objects = open_objects(self.store)
         self.now = state()
         self.servers: dict[str, FakeVllm] = {}
         self.urls: dict[str, str] = {}
@@ -154,7 +156,7 @@ class Site:
     def process(self, name: str) -> subprocess.Popen[bytes]:
         """An agent of the server `name` as users start it; a process that can be killed."""
         command = [sys.executable, "-c", AGENT, "hotload", "agent", "--replica", self.urls[name]]
-        command += ["--control", self.control, "--store", str(self.folder / "store"), "--deployment", "d"]
+        command += ["--control", self.control, "--store", self.store, "--deployment", "d"]
         command += ["--folder", str(self.folder / f"agent-{name}"), "--name", name, "--keep-every", "0"]
         log = (self.folder / f"agent-{name}.log").open("ab")
         found = self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ})

@@ -8,9 +8,11 @@ from fake_vllm import FakeVllm, Reply, digest_of, tear
 from plain_states import arrays_of, state
 from site_of_agents import Site
 from small_states import changed
+from store_servers import use_s3
 
 from groundhop.errors import RefusedError
 from groundhop.training.hotload.journal import Journal
+from groundhop.training.hotload.store.objects import open_objects
 
 REFUSE: Reply = (200, {"results": [{"ok": False, "error": "no", "digest": ""}]})
 
@@ -31,6 +33,25 @@ def test_versions_reach_all_replicas_by_deltas_alone(site: Site) -> None:
         site.settled()
         assert {server.label for server in site.servers.values()} == {str(published.version)}
     assert [server.counts["groundhop_load"] for server in site.servers.values()] == [0, 0]
+
+
+@pytest.mark.slow
+def test_versions_travel_through_a_real_s3_server(
+    s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent is a process of its own, as on another machine; nothing but the bucket lies between it and the publisher."""
+    use_s3(s3_server, monkeypatch)
+    open_objects("s3://agents").put("ready", b"")
+    with Site(tmp_path, store="s3://agents/run") as site:
+        server = site.add("a")
+        site.process("a")
+        site.until(lambda: "a" in site.states())
+        site.publisher.start(arrays_of(site.now))
+        for seed in range(3):
+            site.publish(seed)
+        site.settled()
+        assert (site.holds("a"), server.counts["groundhop_load"]) == (True, 0)
+        assert not (tmp_path / "store").exists()
 
 
 def test_one_that_joins_late_takes_what_it_missed_as_one_delta(site: Site) -> None:
