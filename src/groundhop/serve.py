@@ -2,7 +2,6 @@
 
 import contextlib
 import http.client
-import ipaddress
 import json
 import logging
 import os
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 from groundhop import watchdog
 from groundhop.config import ServeConfig
 from groundhop.errors import ConfigError, CredentialError, MissingError, ServerError
+from groundhop.training.hotload.loopback import is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -203,16 +203,6 @@ def find_token(config: ServeConfig) -> str | None:
             "because the servers take commands and weights from whoever can talk to them"
         )
     return token
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` is reachable from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def command_of(model: Path, config: ServeConfig, device: Device, port: int) -> list[str]:

@@ -14,6 +14,7 @@ from groundhop.errors import InputError
 from groundhop.training.hotload.baseline import Baseline
 from groundhop.training.hotload.bits import TensorSpec, Weights
 from groundhop.training.hotload.checkpoint import Checkpoint
+from groundhop.training.hotload.durable import clear_disk_errors
 from groundhop.training.hotload.lease import Lease
 from groundhop.training.hotload.safetensors_file import METADATA, MOST_HEADER_BYTES, make_header
 from groundhop.training.hotload.store.index import Part, SnapshotIndex, anchor_of
@@ -21,7 +22,6 @@ from groundhop.training.hotload.store.materialize import add_checkpoint
 from groundhop.training.hotload.store.objects import Objects
 from groundhop.training.hotload.store.route import route
 from groundhop.training.hotload.store.writer import SnapshotWriter
-from groundhop.training.hotload.touched import clear_disk_errors
 
 SHARD_BYTES = 5 * 10**9
 """Tensors of a new shard at most, as transformers cuts."""

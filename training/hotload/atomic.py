@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from groundhop.training.hotload import durable
+
 SUFFIX = ".groundhop-tmp"
 AT_CWD, EXCHANGE = -100, 2
 """AT_FDCWD and RENAME_EXCHANGE of Linux's renameat2(2)."""
@@ -33,7 +35,7 @@ def replacing(final: Path) -> Iterator[Path]:
         yield path
         _sync(path)
         _move(path, final)
-        _sync_one(final.parent)
+        durable.sync(final.parent)
     finally:
         shutil.rmtree(work, ignore_errors=True)
         os.close(lock)
@@ -92,12 +94,4 @@ def _sync(path: Path) -> None:
     if path.is_dir():
         for inner in path.iterdir():
             _sync(inner)
-    _sync_one(path)
-
-
-def _sync_one(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    durable.sync(path)

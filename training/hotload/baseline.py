@@ -17,9 +17,11 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from groundhop.errors import ChecksumError, InputError
+from groundhop.training.hotload import durable
 from groundhop.training.hotload.bits import Bits, TensorSpec, Weights
+from groundhop.training.hotload.durable import clear_disk_errors
 from groundhop.training.hotload.fingerprint import Fingerprint, fingerprint, state_digest
-from groundhop.training.hotload.touched import Touched, clear_disk_errors, sync_folder
+from groundhop.training.hotload.touched import Touched
 
 CARD = "baseline.json"
 ALIGNMENT = 64
@@ -176,10 +178,4 @@ def _write_card(path: Path, baseline: Baseline) -> None:
         specs=tuple(baseline.specs.values()),
         prints=tuple(baseline.prints[name].hex() for name in baseline.specs),
     )
-    temporary = path.with_name(CARD + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(msgspec.json.encode(card))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path.with_name(CARD))
-    sync_folder(path.parent)
+    durable.write(path.with_name(CARD), msgspec.json.encode(card))

@@ -5,7 +5,6 @@ the live bits, an overwrite or a whole load says what they are (`control-plane.m
 written is verified, and waits for the commit of the whole fleet.
 """
 
-import os
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from groundhop.errors import InputError
+from groundhop.training.hotload import durable
 
 MOST_BYTES = 64 * 1024
 
@@ -103,23 +103,8 @@ class Journal:
 
     def _write(self, record: Record) -> None:
         if self._path is not None and record != self._record:
-            _write(self._path, msgspec.json.format(msgspec.json.encode(record), indent=1))
+            durable.write(self._path, msgspec.json.format(msgspec.json.encode(record), indent=1))
         self._record = record
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _read(path: Path) -> Record:

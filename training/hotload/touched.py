@@ -9,7 +9,6 @@ an `End`. A frame that is cut or damaged ends the file: it was not yet synchroni
 """
 
 import contextlib
-import errno
 import os
 import struct
 import zlib
@@ -23,8 +22,9 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from groundhop.errors import InputError, SpaceError, StoreError
+from groundhop.errors import InputError
 from groundhop.training.hotload.bits import Bits
+from groundhop.training.hotload.durable import clear_disk_errors, sync
 from groundhop.training.hotload.fingerprint import Fingerprint
 
 MAGIC = b"GHTOUCH1"
@@ -97,7 +97,7 @@ class TouchedWriter:
             self._file.write(MAGIC)
         self._frame(attempt, ())
         self.sync()
-        sync_folder(folder)
+        sync(folder)
 
     def append(self, touched: Touched) -> None:
         """Add one tensor; it counts after the next `sync`."""
@@ -189,25 +189,6 @@ def clear(files: Iterable[TouchedFile]) -> None:
     """Remove files whose attempts are committed, or covered by a later file."""
     for file in files:
         file.path.unlink(missing_ok=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def clear_disk_errors(path: Path) -> Iterator[None]:
-    """Turn a disk's errors into SpaceError and StoreError that name the file."""
-    try:
-        yield
-    except OSError as error:
-        kind = SpaceError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else StoreError
-        raise kind(f"{path}: {error.strerror or error}") from error
 
 
 def _pack(positions: Positions, size: int) -> tuple[Form, NDArray[Any]]:

@@ -1,7 +1,6 @@
 """`groundhop hotload serve`: run the control plane until it is told to stop."""
 
 import contextlib
-import ipaddress
 import logging
 import os
 import socket
@@ -15,6 +14,7 @@ from groundhop.training.hotload.control.ledger import Ledger
 from groundhop.training.hotload.control.lookup import look
 from groundhop.training.hotload.control.service import Service
 from groundhop.training.hotload.control.wire import DeploymentBody
+from groundhop.training.hotload.loopback import is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -66,17 +66,9 @@ def _listen(host: str, port: int) -> socket.socket:
 def find_token(host: str, variable: str) -> str | None:
     """The token, if its variable is set. Raises: CredentialError where `host` is not loopback and there is none."""
     token = os.environ.get(variable) or None
-    if token is None and not _is_loopback(host):
+    if token is None and not is_loopback(host):
         raise CredentialError(
             f"{host} can be reached by other machines: set a secret in {variable}, "
             "because whoever can talk to a control plane decides which weights are served"
         )
     return token
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    return False

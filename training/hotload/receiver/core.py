@@ -5,7 +5,6 @@ nobody (`control-plane.md` 5.3, J-I4). A differential snapshot is taken from exa
 whatever unfinished attempts on that base have left. A part counts once in a try, however often it is delivered.
 """
 
-import os
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from groundhop.errors import ChecksumError, FencedError, InputError
+from groundhop.training.hotload import durable
 from groundhop.training.hotload.bits import Bits, TensorSpec, Weights
 from groundhop.training.hotload.changes import Change
 from groundhop.training.hotload.delta import Delta, Entry, prints_of
@@ -200,16 +200,6 @@ def _write(journal: Path | None, dirty: Dirty | None) -> None:
         return
     if dirty is None:
         journal.unlink(missing_ok=True)
+        durable.sync(journal.parent)
     else:
-        journal.parent.mkdir(parents=True, exist_ok=True)
-        temporary = journal.with_name(journal.name + ".tmp")
-        with temporary.open("wb") as file:
-            file.write(msgspec.json.encode(dirty))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(journal)
-    folder = os.open(journal.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        durable.write(journal, msgspec.json.encode(dirty))

@@ -5,7 +5,6 @@ renames without `fsync`. `link` fails where the name is taken, on NFS too (open(
 """
 
 import contextlib
-import errno
 import io
 import os
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from groundhop.errors import CredentialError, MissingError, SpaceError, StoreError
+from groundhop.training.hotload import durable
 from groundhop.training.hotload.store.objects import check_key
 
 _UNFINISHED = ".unfinished"
@@ -96,19 +96,10 @@ class DiskObjects:
                 os.fsync(file.fileno())
             target.parent.mkdir(parents=True, exist_ok=True)
             yield temporary, target
-            sync_folder(target.parent)
+            durable.sync(target.parent)
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -120,5 +111,5 @@ def _clear_errors(key: str) -> Iterator[None]:
     except PermissionError as error:
         raise CredentialError(f"no access to object {key}: {error.strerror} ({error.filename})") from error
     except OSError as error:
-        kind = SpaceError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else StoreError
+        kind = SpaceError if error.errno in durable.FULL else StoreError
         raise kind(f"object {key}: {error.strerror or error}") from error
