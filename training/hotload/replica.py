@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from groundhop.errors import ServerError
 from groundhop.training.hotload.gate import GATE_PATH
+from groundhop.training.hotload.receiver.requests import ApplyRequest
 
 logger = logging.getLogger(__name__)
 
@@ -68,20 +69,6 @@ class Applied(Told, frozen=True, kw_only=True):
     seconds_by_phase: dict[str, float] = {}
 
 
-class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Argument of `groundhop_apply`."""
-
-    txn: str
-    identity: str
-    version: int
-    parts: tuple[str, ...]
-    """Paths of the delta files, in order; the server must be able to read them."""
-    base_digest: str
-    digest: str
-    operation: Operation
-    verify: Literal["full", "touched"] = "touched"
-
-
 @dataclass(frozen=True, slots=True)
 class Replica:
     """One server. Methods raise ServerError that names it, unless they say otherwise."""
@@ -107,7 +94,7 @@ class Replica:
         names = sorted({name for answer in answers for name in answer.overwrite_names})
         return msgspec.structs.replace(answers[0], overwrite_names=names)
 
-    async def apply(self, request: Request) -> Applied:
+    async def apply(self, request: ApplyRequest) -> Applied:
         """Write a delta into the live weights; the server must be paused. Returns when the digest is right."""
         return await self._change("groundhop_apply", request.digest, msgspec.to_builtins(request))
 

@@ -12,7 +12,8 @@ from typing import Literal
 
 from groundhop.errors import ServerError
 from groundhop.training.hotload.journal import Held, Journal
-from groundhop.training.hotload.replica import CachePolicy, Certificate, PauseMode, Replica, Request
+from groundhop.training.hotload.receiver.requests import ApplyRequest
+from groundhop.training.hotload.replica import CachePolicy, Certificate, PauseMode, Replica
 from groundhop.training.hotload.supply import Supply
 
 logger = logging.getLogger(__name__)
@@ -172,7 +173,7 @@ async def _apply(replica: Replica, plan: Plan) -> int:
         held = supply.whole.held
         changed += (await replica.load(supply.whole.folder, held.identity, held.digest)).changed
     for number, step in enumerate(supply.steps):
-        request = Request(
+        request = ApplyRequest(
             txn=f"{plan.txn}.{number}",
             identity=step.to.identity,
             version=step.to.version,
