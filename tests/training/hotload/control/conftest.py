@@ -1,4 +1,4 @@
-"""What the control plane's tests share: `scripted.py` beside this file, and folders in memory."""
+"""What the control plane's tests share: `scripted_replicas.py` beside this file, and folders in memory."""
 
 import shutil
 import sys

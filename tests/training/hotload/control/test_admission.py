@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from scripted import NAME, Plane, Replica, plane_with
+from scripted_replicas import NAME, Plane, Replica, plane_with
 
 from groundhop.errors import ConflictError, InputError, RefusedError, SpaceError
 from groundhop.training.hotload.control.ledger import Ledger

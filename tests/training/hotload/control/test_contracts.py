@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from scripted import NAME, Plane, Replica, plane_with
+from scripted_replicas import NAME, Plane, Replica, plane_with
 
 from groundhop.training.hotload.control.app import make_app
 from groundhop.training.hotload.control.wire import BODY_LIMIT

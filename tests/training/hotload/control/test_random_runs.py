@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from scripted import WRITES, Plane, Replica
+from scripted_replicas import WRITES, Plane, Replica
 
 from groundhop.errors import RefusedError
 from groundhop.training.hotload.control.records import Committed

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from scripted import Replica, plane_with
+from scripted_replicas import Replica, plane_with
 
 from groundhop.errors import RefusedError
 from groundhop.training.hotload.control.replicas import WRITING, may_serve
