@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from groundhop.errors import InputError
 from groundhop.training.hotload.bits import Bits
+from groundhop.training.hotload.elements import put, take
 
 Operation = Literal["overwrite", "xor", "add"]
 """`add` is the integer sum of bit patterns modulo 2^8, 2^16 or 2^32. Only `overwrite` may be applied twice."""
@@ -39,8 +40,7 @@ class Change:
         """A copy of the elements of the whole tensor `bits` that this change names."""
         if self.positions is None:
             return bits[self.start : self.start + self.values.size].copy()
-        picked: Bits = bits[self.start :][self.positions]
-        return picked
+        return take(bits[self.start :], self.positions)
 
     def result(self, old: Bits) -> Bits:
         """What the elements become where they are `old` (as `gather` gives them)."""
@@ -57,7 +57,7 @@ class Change:
         if self.positions is None:
             bits[self.start : self.start + values.size] = values
         else:
-            bits[self.start :][self.positions] = values
+            put(bits[self.start :], self.positions, values)
 
 
 def check_bits(name: str, bits: Bits, unit: Any, size: int) -> None:

@@ -5,7 +5,8 @@ exponent says how likely an element is to have changed and how far it has moved.
 elements changed, as ranks among the elements of that class in order of position.
 
 Ranks come from one pass over the old bits, 64 at a time: since classes are ranges of exponents, one comparison a class gives
-the elements at or above it as a mask, and counting bits does the rest.
+the elements at or above it as a mask, and counting bits does the rest. The way back makes a bitmap of each class's ranks;
+then the next bits of it, as many as 64 elements have of the class, are given their places.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,17 +18,20 @@ from numpy.typing import NDArray
 from groundhop.training.hotload.bits import Bits
 from groundhop.training.hotload.kernels import compiled, fixed
 from groundhop.training.hotload.locations import Ranks
-from groundhop.training.hotload.masks import LANES, at_least, count_ones, first_one
+from groundhop.training.hotload.masks import LANES, at_least, count_ones, fetch_ahead
+from groundhop.training.hotload.words import Words, bits_at, deposit, flag, list_ones, set_ones
 
-MOST_CLASSES = 5
-"""More gain under 1 %, and cost every pass over the old bits a comparison each."""
+MOST_CLASSES = 3
+"""Two more gain 1 % on real data, 4 % on synthetic, and cost every pass over the old bits half as much again."""
 CLASS_BITS = 8 * 48
 """What a class costs by itself (section heads, tables of the codes), against which its gain is weighed."""
 SAMPLE_BLOCK = 64
 SAMPLE_BLOCKS = 256
 """Exponents are counted in about so many blocks of so many elements: the counts only guide the split into classes."""
-FAR = 1 << 40
-"""Elements to skip where a class has no more ranks."""
+AHEAD = 32 * LANES
+"""How far ahead elements are asked for."""
+BATCH = 128
+"""Blocks of 64 that are looked at before the changed elements among them are, while the processor still holds them."""
 
 
 class Field(NamedTuple):
@@ -94,37 +98,51 @@ def split_exponents(sampled: NDArray[np.int64], before: Bits, size: int, field: 
 
 def rank_in_classes(old: Bits, positions: Ranks, field: Field, bounds: Bounds) -> Ranked:
     """Number the elements at `positions` within their classes."""
-    bounds_low, mask = _thresholds(field, bounds)
+    least, mask = _thresholds(field, bounds)
     ranks, classes = np.empty(positions.size, np.uint32), np.empty(positions.size, np.uint8)
-    above = np.zeros(MOST_CLASSES + 1, np.int64)
+    above, counts = np.zeros(MOST_CLASSES + 1, np.int64), np.zeros(MOST_CLASSES, np.int64)
     done = 0
     for start, part in _blocks(old):
-        done = _rank(fixed(part), start, fixed(positions), done, bounds_low, mask, above, ranks, classes)
+        done = _rank(fixed(part), start, fixed(positions), done, least, mask, above, counts, ranks, classes)
     above[0] = old.size
-    order, ranks, counts = _by_class(fixed(classes), fixed(ranks))
+    order, ranks = _by_class(fixed(classes), fixed(ranks), counts)
     used = len(bounds) + 1
     return Ranked(order, ranks, counts[:used].tolist(), (above[:used] - above[1 : used + 1]).tolist())
 
 
-def place(old: Bits, ranks: Sequence[Ranks], field: Field, bounds: Bounds) -> Placed | None:
-    """The inverse of `rank_in_classes`: `ranks[c]` belong to class c. None where a class has fewer elements than that."""
-    joined = np.concatenate(ranks)
-    ends = np.full(MOST_CLASSES + 1, joined.size, np.int64)
-    ends[: len(ranks)] = np.cumsum([0, *(part.size for part in ranks[:-1])])
-    skip = np.full(MOST_CLASSES, FAR, np.int64)
-    for kind, part in enumerate(ranks):
-        skip[kind] = part[0] if part.size else FAR
-    bounds_low, mask = _thresholds(field, bounds)
-    positions, sources = np.empty(joined.size, np.uint32), np.empty(joined.size, np.int64)
-    before = np.empty(joined.size, old.dtype)
-    cursor, found = ends[:-1].copy(), 0
+def place(old: Bits, ranks: Sequence[Ranks], totals: Sequence[int], field: Field, bounds: Bounds) -> Placed | None:
+    """The inverse of `rank_in_classes`: `ranks[c]`, below `totals[c]`, belong to class c. None where its elements are not that many."""
+    bitmap, begins = _bitmap(ranks, totals, old.size)
+    cursors = (LANES * begins).astype(np.uint64)
+    least, mask = _thresholds(field, bounds)
+    counts = [part.size for part in ranks]
+    sources = np.zeros(MOST_CLASSES, np.int64)
+    sources[1 : len(counts)] = np.cumsum(counts)[:-1]
+    placed = Placed(np.empty(sum(counts), np.uint32), np.empty(sum(counts), np.int64), np.empty(sum(counts), old.dtype))
+    found = 0
     for start, block in _blocks(old):
-        found = _place(
-            fixed(block), start, fixed(joined), ends, bounds_low, mask, skip, cursor, found, positions, sources, before
-        )
-    if found < joined.size or (found and int(positions[-1]) >= old.size):
+        found = _place(fixed(block), start, bitmap, cursors, least, mask, sources, found, *placed)
+    passed = cursors.astype(np.int64) - LANES * begins
+    passed[0] -= -old.size % LANES
+    if found < sum(counts) or passed[: len(totals)].tolist() != list(totals):
         return None
-    return Placed(positions, sources, before)
+    return placed
+
+
+def _bitmap(ranks: Sequence[Ranks], totals: Sequence[int], size: int) -> tuple[Words, NDArray[np.int64]]:
+    """The ranks of all classes as bits, and the word at which each class begins.
+
+    There are zeros after each class for the elements that fill up the last block, and after all of them enough words, whatever
+    they hold, for reading on where the old bits have more of a class than they should.
+    """
+    begins = np.zeros(MOST_CLASSES, np.int64)
+    ends = np.cumsum([total // LANES + 2 for total in totals])
+    begins[1 : len(totals)] = ends[:-1]
+    bitmap = np.empty(int(ends[-1]) + size // LANES + 3, np.uint64)
+    bitmap[: ends[-1]] = 0
+    for begin, part in zip(begins, ranks, strict=False):
+        set_ones(bitmap[begin:], fixed(part))
+    return bitmap, begins
 
 
 def _blocks(old: Bits) -> Iterator[tuple[int, Bits]]:
@@ -138,7 +156,7 @@ def _blocks(old: Bits) -> Iterator[tuple[int, Bits]]:
 
 
 def _thresholds(field: Field, bounds: Bounds) -> tuple[NDArray[np.uint64], np.uint64]:
-    """The smallest bits, without the sign, of classes 1 to 7 (none where there is no such class), and the mask of those bits."""
+    """The smallest bits, without the sign, of classes 1 and 2 (none where there is no such class), and the mask of those bits."""
     least = [bound << field.shift for bound in bounds]
     above_all = 1 << (field.shift + field.bits)
     filled = least + [above_all] * (MOST_CLASSES - 1 - len(least))
@@ -201,118 +219,107 @@ def _partition(totals: Any, changed: Any, most: int, each: float) -> NDArray[np.
     return starts
 
 
-def _select_table() -> NDArray[np.uint8]:
-    """For each rank and byte, the place of the set bit of that rank; 0 where there is none."""
-    table = np.zeros((8, 256), np.uint8)
-    for byte in range(256):
-        places = [place_in for place_in in range(8) if byte >> place_in & 1]
-        table[: len(places), byte] = places
-    return table
-
-
-_IN_BYTE = _select_table()
-
-
 @compiled
-def _masks(old: Any, at: int, least: Any, mask: Any, masks: Any) -> None:
-    """`masks[c]`: the elements `at ... at + 63` in class c or above; the first is all of them, the last none."""
-    # All before the first is stored: a store might be to `old`, as far as the compiler knows, and it would be loaded anew.
-    one, two = at_least(old, at, mask, least[0]), at_least(old, at, mask, least[1])
-    three, four = at_least(old, at, mask, least[2]), at_least(old, at, mask, least[3])
-    masks[1], masks[2], masks[3], masks[4] = one, two, three, four
-
-
-@compiled
-def _by_class(classes: Any, ranks: Any) -> tuple[NDArray[np.int64], Ranks, NDArray[np.int64]]:
-    """Sort by class, keeping the order within one. Returns: the order, the ranks in it, how many of each class."""
-    counts = np.zeros(MOST_CLASSES, np.int64)
-    for i in range(classes.size):
-        counts[classes[i]] += 1
+def _by_class(classes: Any, ranks: Any, counts: Any) -> tuple[NDArray[np.int64], Ranks]:
+    """Sort by class, of which there are `counts`, keeping the order within one. Returns: the order, the ranks in it."""
     free = np.cumsum(counts) - counts
     order, sorted_ranks = np.empty(classes.size, np.int64), np.empty(classes.size, np.uint32)
     for i in range(classes.size):
         slot = free[classes[i]]
-        free[classes[i]] += 1
+        free[classes[i]] = slot + 1
         order[slot], sorted_ranks[slot] = i, ranks[i]
-    return order, sorted_ranks, counts
+    return order, sorted_ranks
 
 
 @compiled
-def _select(word: Any, rank: Any) -> Any:
-    """The place of the set bit of `word` that has `rank` set bits below it.
-
-    Sums of bits by byte, then the byte, then the bits in it: Vigna, "Broadword implementation of rank/select queries",
-    WEA 2008, algorithm 2. Loops would be guessed wrong at every turn, which costs more than all of this.
-    """
-    ones, high = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
-    sums = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
-    sums = (sums & np.uint64(0x3333333333333333)) + ((sums >> np.uint64(2)) & np.uint64(0x3333333333333333))
-    sums = ((sums + (sums >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)) * ones
-    wanted = np.uint64(rank)
-    byte = np.uint64(8) * np.uint64(count_ones((((wanted * ones) | high) - sums) & high))
-    left = wanted - (((sums << np.uint64(8)) >> byte) & np.uint64(255))
-    bits = (word >> byte) & np.uint64(255)
-    return np.int64(byte) + np.int64(_IN_BYTE[np.int64(left), np.int64(bits)])
+def _class_of(bits: Any, least: Any, mask: Any) -> Any:
+    kept = np.uint64(bits) & mask
+    return flag(kept >= least[0]) + flag(kept >= least[1])
 
 
 @compiled
 def _rank(
-    old: Any, start: int, positions: Any, done: int, least: Any, mask: Any, above: Any, ranks: Any, classes: Any
-) -> int:
+    old: Any, start: int, positions: Any, done: int, least: Any, mask: Any, above: Any, counts: Any, ranks: Any,
+    classes: Any,
+) -> int:  # fmt: skip
     """Go on with the `done`-th position; `above[c]` counts the elements before `start` in class c or above."""
-    masks = np.zeros(MOST_CLASSES + 1, np.uint64)
-    masks[0] = ~np.uint64(0)
-    for at in range(0, old.size, LANES):
-        _masks(old, at, least, mask, masks)
-        while done < positions.size and positions[done] < start + at + LANES:
-            place_in = np.uint64(positions[done] - start - at)
-            kind = np.int64(0)
-            for j in range(1, MOST_CLASSES):
-                kind += np.int64((masks[j] >> place_in) & np.uint64(1))
-            before = (np.uint64(1) << place_in) - np.uint64(1)
-            inside = count_ones(masks[kind] & ~masks[kind + 1] & before)
-            ranks[done] = above[kind] - above[kind + 1] + inside
+    # For each block and class: the elements in it or above as a mask, and how many came before.
+    masks, before = np.zeros((BATCH, 4), np.uint64), np.zeros((BATCH, 4), np.int64)
+    masks[:, 0] = ~np.uint64(0)
+    for first in range(0, old.size, BATCH * LANES):
+        stop = min(first + BATCH * LANES, old.size)
+        _count(old, first, stop, least, mask, above, masks, before)
+        while done < positions.size and np.int64(positions[done]) < start + stop:
+            at = np.int64(positions[done]) - start
+            kind = _class_of(old[at], least, mask)
+            block = (at - first) // LANES
+            lower = (np.uint64(1) << np.uint64(at % LANES)) - np.uint64(1)
+            inside = count_ones(masks[block, kind] & ~masks[block, kind + 1] & lower)
+            ranks[done] = before[block, kind] - before[block, kind + 1] + inside
             classes[done] = kind
+            counts[kind] += 1
             done += 1
-        for j in range(MOST_CLASSES):
-            above[j] += count_ones(masks[j])
     return done
 
 
 @compiled
+def _count(old: Any, first: int, stop: int, least: Any, mask: Any, above: Any, masks: Any, before: Any) -> None:
+    """Fill in `masks` and `before` for the blocks from `first` to `stop`."""
+    least_1, least_2 = least[0], least[1]
+    above_1, above_2 = above[1], above[2]
+    for block in range((stop - first) // LANES):
+        at = first + block * LANES
+        # Both before the first is stored: a store might be to `old`, as far as the compiler knows, and it would be loaded anew.
+        fetch_ahead(old, at + AHEAD)
+        one, two = at_least(old, at, mask, least_1), at_least(old, at, mask, least_2)
+        masks[block, 1], masks[block, 2] = one, two
+        before[block, 0], before[block, 1], before[block, 2] = above[0] + block * LANES, above_1, above_2
+        above_1, above_2 = above_1 + count_ones(one), above_2 + count_ones(two)
+    above[0], above[1], above[2] = above[0] + stop - first, above_1, above_2
+
+
+@compiled
 def _place(
-    old: Any, start: int, ranks: Any, ends: Any, least: Any, mask: Any, skip: Any, cursor: Any, found: int,
-    positions: Any, sources: Any, before: Any,
+    old: Any, start: int, bitmap: Any, cursors: Any, least: Any, mask: Any, free: Any, found: int, positions: Any,
+    sources: Any, before: Any,
 ) -> int:  # fmt: skip
-    """Go on with the `found`-th position; `skip[c]` elements of class c come before its next one, `ranks[cursor[c]]`."""
-    masks, counts = np.zeros(MOST_CLASSES + 1, np.uint64), np.empty(MOST_CLASSES, np.int64)
-    masks[0] = ~np.uint64(0)
-    for at in range(0, old.size, LANES):
-        _masks(old, at, least, mask, masks)
-        which = np.uint64(0)
-        for kind in range(MOST_CLASSES):
-            counts[kind] = count_ones(masks[kind] & ~masks[kind + 1])
-            which |= np.uint64(skip[kind] < counts[kind]) << np.uint64(kind)
-            skip[kind] -= counts[kind]
-        begin = found
-        while which:
-            mine = first_one(which)
-            which &= which - np.uint64(1)
-            while skip[mine] < 0:
-                place_in = _select(masks[mine] & ~masks[mine + 1], skip[mine] + counts[mine])
-                position = np.uint32(start + at + place_in)
-                slot = found
-                while slot > begin and positions[slot - 1] > position:
-                    positions[slot], sources[slot], before[slot] = (
-                        positions[slot - 1],
-                        sources[slot - 1],
-                        before[slot - 1],
-                    )
-                    slot -= 1
-                positions[slot], sources[slot], before[slot] = position, cursor[mine], old[at + place_in]
-                found += 1
-                last = np.int64(ranks[cursor[mine]])
-                cursor[mine] += 1
-                more = cursor[mine] < ends[mine + 1]
-                skip[mine] += np.int64(ranks[cursor[mine]]) - last if more else FAR
+    """Go on with the `found`-th position; the next source of class c is `free[c]`, its next bit `cursors[c]`."""
+    words, starts = np.empty(BATCH + 2, np.uint64), np.empty(BATCH + 2, np.int64)
+    for first in range(0, old.size, BATCH * LANES):
+        end = min(first + BATCH * LANES, old.size)
+        ones = _spread(old, first, end, bitmap, cursors, least, mask, words, starts)
+        if found + ones > positions.size:
+            return -1
+        stop = list_ones(words, starts, ones, positions, found)
+        for slot in range(found, stop):
+            bits = old[positions[slot]]
+            kind = _class_of(bits, least, mask)
+            before[slot], sources[slot] = bits, free[kind]
+            free[kind] += 1
+            positions[slot] += start
+        found = stop
     return found
+
+
+@compiled
+def _spread(
+    old: Any, first: int, stop: int, bitmap: Any, cursors: Any, least: Any, mask: Any, words: Any, starts: Any
+) -> int:
+    """The meant elements from `first` to `stop` as words that are not 0. Returns how many elements that are."""
+    least_1, least_2 = least[0], least[1]
+    next_0, next_1, next_2 = cursors[0], cursors[1], cursors[2]
+    used, ones = 0, 0
+    for at in range(first, stop, LANES):
+        fetch_ahead(old, at + AHEAD)
+        one, two = at_least(old, at, mask, least_1), at_least(old, at, mask, least_2)
+        below, between = ~one, one & ~two
+        word = deposit(bits_at(bitmap, next_0), below) | deposit(bits_at(bitmap, next_1), between)
+        word |= deposit(bits_at(bitmap, next_2), two)
+        next_0 += np.uint64(count_ones(below))
+        next_1 += np.uint64(count_ones(between))
+        next_2 += np.uint64(count_ones(two))
+        words[used], starts[used] = word, at
+        used += flag(word != np.uint64(0))
+        ones += count_ones(word)
+    cursors[0], cursors[1], cursors[2] = next_0, next_1, next_2
+    return ones

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from groundhop.errors import ChecksumError, InputError
 from groundhop.training.hotload.bits import Bits, TensorSpec
 from groundhop.training.hotload.changes import Change, Encoding, Operation
 from groundhop.training.hotload.classes import FIELDS, MOST_CLASSES, Field
+from groundhop.training.hotload.kernels import compiled, fixed
 from groundhop.training.hotload.locations import Ranks, read_locations, write_locations
 from groundhop.training.hotload.streams import Reader, Writer
-from groundhop.training.hotload.stretch import Moved, Stretch, take
+from groundhop.training.hotload.stretch import Moved, Stretch
 from groundhop.training.hotload.values import read_values, write_values
 
 Mode = Literal["dense", "overwrite", "xor", "add", "context"]
@@ -166,7 +166,9 @@ def _context(old: Stretch, moved: Moved, field: Field, bounds: list[int]) -> byt
     for total, count in zip(ranked.totals, ranked.counts, strict=True):
         write_locations(writer, ranked.ranks[start : start + count], total)
         start += count
-    write_values(writer, (_ordered(moved.after) - _ordered(moved.before))[ranked.order], ranked.counts, signs=True)
+    write_values(
+        writer, _moves(fixed(moved.before), fixed(moved.after), fixed(ranked.order)), ranked.counts, signs=True
+    )
     return writer.bytes()
 
 
@@ -184,18 +186,37 @@ def _read_context(reader: Reader, chunk: Chunk, spec: TensorSpec, old: Stretch) 
         raise InputError(f"{reader.where}: the counts of its classes do not add up")
     ranks = [read_locations(reader, count, total) for total, count in sizes]
     values = read_values(reader, spec.unit, counts, signs=True)
-    placed = old.place(ranks, field, bounds)
+    placed = old.place(ranks, [total for total, _ in sizes], field, bounds)
     if placed is None:
         raise ChecksumError(f"{reader.where}: the old bits are not those that the delta was made against")
-    new = _ordered(_ordered(placed.before) + take(values, placed.sources))
+    new = _move(fixed(placed.before), fixed(values), fixed(placed.sources))
     return Change(chunk.start, placed.positions, "overwrite", new, placed.before)
 
 
-def _ordered(bits: Bits) -> Bits:
+@compiled
+def _ordered(bits: Any, top: Any) -> Any:
     """Bits in the order of the floats that they stand for, as two's complement, -0.0 below 0.0; its own inverse."""
-    top = 8 * bits.itemsize - 1
-    flipped: NDArray[Any] = bits ^ ((bits >> top) * bits.dtype.type((1 << top) - 1))
-    return flipped
+    wide = np.uint64(bits)
+    return wide ^ ((wide >> top) * ((np.uint64(1) << top) - np.uint64(1)))
+
+
+@compiled
+def _moves(before: Any, after: Any, order: Any) -> Any:
+    """How far elements go, in that order, in the row that `order` gives."""
+    moves, top = np.empty_like(before), np.uint64(8 * before.itemsize - 1)
+    for i in range(order.size):
+        moves[i] = _ordered(after[order[i]], top) - _ordered(before[order[i]], top)
+    return moves
+
+
+@compiled
+def _move(before: Any, moves: Any, sources: Any) -> Any:
+    """The inverse: where elements come to, each by the move at its source."""
+    after, top = np.empty_like(before), np.uint64(8 * before.itemsize - 1)
+    width = (np.uint64(2) << top) - np.uint64(1)
+    for i in range(before.size):
+        after[i] = _ordered((_ordered(before[i], top) + np.uint64(moves[sources[i]])) & width, top)
+    return after
 
 
 def _write_planes(writer: Writer, bits: Bits) -> None:

@@ -91,6 +91,16 @@ def fingerprint_at(positions: NDArray[Any], bits: Bits, start: int = 0) -> Finge
     return Fingerprint(int(first), int(second))
 
 
+def fingerprint_change(positions: NDArray[Any], before: Bits, after: Bits, start: int = 0) -> Fingerprint:
+    """What a print gains where elements, as in `fingerprint_at`, become `after` and are `before`."""
+    for bits in (before, after):
+        _check(bits)
+        if positions.shape != bits.shape:
+            raise InputError(f"need a position for each element, got {positions.shape} and {bits.shape}")
+    first, second = _sum_change(fixed(np.ascontiguousarray(positions)), fixed(before), fixed(after), np.uint64(start))
+    return Fingerprint(int(first), int(second))
+
+
 def state_digest(specs: Mapping[str, TensorSpec], prints: Mapping[str, Fingerprint]) -> str:
     """SHA-256 (hex) of a state: the JSON list of [name, type, shape, print] by name, without spaces.
 
@@ -158,6 +168,20 @@ def _sum_at(positions: Any, bits: Any, start: Any) -> tuple[Any, Any]:
         at = (start + np.uint64(positions[i])) * size
         key = _key(at >> np.uint64(2))
         word = np.uint64(bits[i]) << (np.uint64(8) * (at & np.uint64(3)))
+        first += key * word
+        second += _other(key) * word
+    return first, second
+
+
+@compiled
+def _sum_change(positions: Any, before: Any, after: Any, start: Any) -> tuple[Any, Any]:
+    # Sums of products: the difference of two words may be taken first.
+    first, second = np.uint64(0), np.uint64(0)
+    size = np.uint64(before.itemsize)
+    for i in range(positions.size):
+        at = (start + np.uint64(positions[i])) * size
+        key = _key(at >> np.uint64(2))
+        word = (np.uint64(after[i]) - np.uint64(before[i])) << (np.uint64(8) * (at & np.uint64(3)))
         first += key * word
         second += _other(key) * word
     return first, second

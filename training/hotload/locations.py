@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from groundhop.errors import InputError
 from groundhop.training.hotload.kernels import compiled, fixed
+from groundhop.training.hotload.masks import count_ones
 from groundhop.training.hotload.streams import Bytes, Reader, Writer
+from groundhop.training.hotload.words import bits_at, flag, list_ones, set_ones, words_of
 
 Ranks = NDArray[np.uint32]
 """Strictly increasing."""
@@ -55,10 +57,9 @@ def read_locations(reader: Reader, count: int, total: int) -> Ranks:
         return np.arange(total, dtype=np.uint32)
     form = reader.raw(1)[0]
     if form == BITMAP:
-        bitmap = np.unpackbits(reader.section((total + 7) // 8), bitorder="little")
-        ranks = np.flatnonzero(bitmap).astype(np.uint32)
-        if ranks.size != count or int(ranks[-1]) >= total:
-            raise InputError(f"{reader.where}: need {count} bits in a map of {total}, got {ranks.size}")
+        ranks, fits = _from_bitmap(words_of(reader.section((total + 7) // 8).data), count)
+        if not fits or int(ranks[-1]) >= total:
+            raise InputError(f"{reader.where}: need {count} bits in a map of {total}, got others")
         return ranks
     shift, inverted = form % COMPLEMENT, form >= COMPLEMENT
     if form >= BITMAP or shift > MOST_SHIFT:
@@ -68,7 +69,8 @@ def read_locations(reader: Reader, count: int, total: int) -> Ranks:
     if escapes > (total >> shift) // ESCAPE:
         raise InputError(f"{reader.where}: {escapes} escapes are more than {total} elements can need")
     symbols = reader.section(wanted + escapes)
-    ranks, fits = _from_gaps(fixed(symbols), fixed(reader.section((wanted * shift + 7) // 8)), shift, wanted, total)
+    low = words_of(reader.section((wanted * shift + 7) // 8).data)
+    ranks, fits = _from_gaps(fixed(symbols), low, shift, wanted, total)
     if not fits:
         raise InputError(f"{reader.where}: locations are out of range")
     return _complement(fixed(ranks), total) if inverted else ranks
@@ -80,7 +82,7 @@ def _shifts(ranks: Ranks, total: int) -> list[int]:
     if mean <= 2 * MEAN:
         return [0]
     best = int(np.log2(mean / MEAN))
-    near = int(np.count_nonzero((ranks[1:] - ranks[:-1]) >> best == 0))
+    near = _count_near(fixed(ranks), best)
     return [best, 0] if near * CLUSTERED > ranks.size else [best]
 
 
@@ -88,15 +90,24 @@ def _form(form: int, ranks: Ranks, total: int) -> Writer:
     writer = Writer()
     writer.raw(bytes([form]))
     if form == BITMAP:
-        flags = np.zeros(total, np.uint8)
-        flags[ranks] = 1
-        writer.section(np.packbits(flags, bitorder="little"))
+        words = np.zeros(total // 64 + 1, np.uint64)
+        set_ones(words, fixed(ranks))
+        writer.section(words.view(np.uint8)[: (total + 7) // 8])
         return writer
     symbols, low = _to_gaps(fixed(ranks), form % COMPLEMENT)
     writer.number(symbols.size - ranks.size)
     writer.section(symbols)
     writer.section(low)
     return writer
+
+
+@compiled
+def _count_near(ranks: Any, shift: int) -> int:
+    """How many gaps the shift loses."""
+    near = 0
+    for i in range(1, ranks.size):
+        near += flag((np.int64(ranks[i]) - np.int64(ranks[i - 1])) >> shift == 0)
+    return near
 
 
 @compiled
@@ -135,21 +146,16 @@ def _to_gaps(ranks: Any, shift: int) -> tuple[Bytes, Bytes]:
 @compiled
 def _from_gaps(symbols: Any, low: Any, shift: int, count: int, total: int) -> tuple[Ranks, bool]:
     ranks = np.empty(count, np.uint32)
-    mask = (np.int64(1) << shift) - 1
-    found, after, high, bits, held, taken = 0, np.int64(0), np.int64(0), np.int64(0), 0, 0
+    step, mask = np.uint64(shift), np.int64((np.uint64(1) << np.uint64(shift)) - np.uint64(1))
+    found, after, high, at = 0, np.int64(0), np.int64(0), np.uint64(0)
     for i in range(symbols.size):
         high += np.int64(symbols[i])
         if symbols[i] == 255:
             continue
         if found == count:
             return ranks, False
-        while held < shift:
-            bits |= np.int64(low[taken]) << held
-            taken += 1
-            held += 8
-        rank = after + (high << shift) + (bits & mask)
-        bits >>= shift
-        held -= shift
+        rank = after + (high << shift) + (np.int64(bits_at(low, at)) & mask)
+        at += step
         if rank >= total:
             return ranks, False
         ranks[found] = rank
@@ -161,16 +167,25 @@ def _from_gaps(symbols: Any, low: Any, shift: int, count: int, total: int) -> tu
 
 @compiled
 def _complement(ranks: Any, total: int) -> Ranks:
-    rest = np.empty(total - ranks.size, np.uint32)
-    out, at = 0, 0
-    for i in range(ranks.size):
-        while at < ranks[i]:
-            rest[out] = at
-            out += 1
-            at += 1
-        at += 1
-    while at < total:
-        rest[out] = at
-        out += 1
-        at += 1
-    return rest
+    words = np.zeros(total // 64 + 1, np.uint64)
+    set_ones(words, ranks)
+    for i in range(words.size):
+        words[i] = ~words[i]
+    words[total // 64] &= (np.uint64(1) << np.uint64(total % 64)) - np.uint64(1)
+    return _from_bitmap(words, total - ranks.size)[0]
+
+
+@compiled
+def _from_bitmap(words: Any, count: int) -> tuple[Ranks, bool]:
+    """The places of the ones, and whether there are `count`; none if not."""
+    used, starts = np.empty(words.size + 2, np.uint64), np.empty(words.size + 2, np.int64)
+    kept, ones = 0, 0
+    for i in range(words.size):
+        used[kept], starts[kept] = words[i], 64 * i
+        kept += flag(words[i] != np.uint64(0))
+        ones += count_ones(words[i])
+    if ones != count:
+        return np.empty(0, np.uint32), False
+    ranks = np.empty(count, np.uint32)
+    list_ones(used, starts, count, ranks, 0)
+    return ranks, True

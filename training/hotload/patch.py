@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from groundhop.errors import ChecksumError, InputError
 from groundhop.training.hotload.bits import Bits, TensorSpec, Weights
 from groundhop.training.hotload.changes import Change, check_bits
-from groundhop.training.hotload.fingerprint import Fingerprint, fingerprint, fingerprint_at, state_digest
+from groundhop.training.hotload.fingerprint import (
+    Fingerprint,
+    fingerprint,
+    fingerprint_at,
+    fingerprint_change,
+    state_digest,
+)
 from groundhop.training.hotload.kernels import in_parallel
 from groundhop.training.hotload.tensor_delta import Delta, Entry
 
@@ -85,7 +91,10 @@ def _plan(delta: Delta, entry: Entry, bits: Bits, present: Fingerprint | None, t
     for change in delta.changes(entry, lambda start, stop: bits[start:stop]):
         before = change.gather(bits) if change.before is None else change.before
         after = change.result(before)
-        present += print_of(change, after) - print_of(change, before)
+        if change.positions is None:
+            present += print_of(change, after) - print_of(change, before)
+        else:
+            present += fingerprint_change(change.positions, before, after, change.start)
         yield Step(bits, change, before, after)
     if present != entry.fingerprint:
         raise ChecksumError(

@@ -8,13 +8,21 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from groundhop.training.hotload.bits import Bits
 from groundhop.training.hotload.classes import Bounds, Field, Placed, Ranked, choose_bounds, place, rank_in_classes
+from groundhop.training.hotload.elements import take
 from groundhop.training.hotload.kernels import compiled, fixed
 from groundhop.training.hotload.locations import Ranks
-from groundhop.training.hotload.masks import LANES, differ, first_one
+from groundhop.training.hotload.masks import LANES, count_ones, differ, fetch_ahead
+from groundhop.training.hotload.words import flag, list_ones
+
+BATCH = 128
+"""Words of 64 elements that are compared before the changed elements among them are picked, while the processor still holds them."""
+AHEAD = 8 * LANES
+"""How far ahead elements are asked for."""
+ROOM = 64
+"""Room for one changed element in so many at first: a large array costs the system a page to clear at its first use."""
 
 
 class Moved(NamedTuple):
@@ -49,7 +57,7 @@ class Stretch(Protocol):
         """As `classes.rank_in_classes`."""
         ...
 
-    def place(self, ranks: Sequence[Ranks], field: Field, bounds: Bounds) -> Placed | None:
+    def place(self, ranks: Sequence[Ranks], totals: Sequence[int], field: Field, bounds: Bounds) -> Placed | None:
         """As `classes.place`."""
         ...
 
@@ -81,9 +89,9 @@ class HostStretch:
         """As `classes.rank_in_classes`."""
         return rank_in_classes(self.bits, positions, field, bounds)
 
-    def place(self, ranks: Sequence[Ranks], field: Field, bounds: Bounds) -> Placed | None:
+    def place(self, ranks: Sequence[Ranks], totals: Sequence[int], field: Field, bounds: Bounds) -> Placed | None:
         """As `classes.place`."""
-        return place(self.bits, ranks, field, bounds)
+        return place(self.bits, ranks, totals, field, bounds)
 
 
 def find_moved(old: Bits, new: Bits) -> Moved:
@@ -100,27 +108,32 @@ def find_moved(old: Bits, new: Bits) -> Moved:
 
 @compiled
 def _find(old: Any, new: Any) -> tuple[Ranks, Bits, Bits]:
-    positions = np.empty(old.size, np.uint32)
-    before, after = np.empty(old.size, old.dtype), np.empty(old.size, old.dtype)
-    count = 0
-    for start in range(0, old.size, LANES):
-        mask = differ(old, new, start)
-        while mask:
-            at = start + first_one(mask)
-            positions[count], before[count], after[count] = at, old[at], new[at]
-            count += 1
-            mask &= mask - np.uint64(1)
-    return positions[:count].copy(), before[:count].copy(), after[:count].copy()
-
-
-def take(bits: Bits, positions: NDArray[Any]) -> Bits:
-    """Elements by their places; faster than numpy's indexing by other integers than its own."""
-    return _take(fixed(bits), fixed(positions))
+    room = old.size // ROOM + LANES
+    positions = np.empty(room, np.uint32)
+    before, after = np.empty(room, old.dtype), np.empty(room, old.dtype)
+    words, starts = np.empty(BATCH + 2, np.uint64), np.empty(BATCH + 2, np.int64)
+    found = 0
+    for first in range(0, old.size, BATCH * LANES):
+        used, ones = 0, 0
+        for start in range(first, min(first + BATCH * LANES, old.size), LANES):
+            fetch_ahead(old, start + AHEAD)
+            fetch_ahead(new, start + AHEAD)
+            word = differ(old, new, start)
+            words[used], starts[used] = word, start
+            used += flag(word != np.uint64(0))
+            ones += count_ones(word)
+        if found + ones > positions.size:
+            room = 2 * (found + ones)
+            positions, before, after = _longer(positions, room), _longer(before, room), _longer(after, room)
+        stop = list_ones(words, starts, ones, positions, found)
+        for slot in range(found, stop):
+            before[slot], after[slot] = old[positions[slot]], new[positions[slot]]
+        found = stop
+    return positions[:found].copy(), before[:found].copy(), after[:found].copy()
 
 
 @compiled
-def _take(bits: Any, positions: Any) -> Bits:
-    picked = np.empty(positions.size, bits.dtype)
-    for i in range(positions.size):
-        picked[i] = bits[positions[i]]
-    return picked
+def _longer(array: Any, room: int) -> Any:
+    longer = np.empty(room, array.dtype)
+    longer[: array.size] = array
+    return longer

@@ -16,7 +16,7 @@ from groundhop.training.hotload.codec import (
     decode_chunk,
     encode_chunk,
 )
-from groundhop.training.hotload.fingerprint import Fingerprint, fingerprint, fingerprint_at
+from groundhop.training.hotload.fingerprint import Fingerprint, fingerprint, fingerprint_change
 from groundhop.training.hotload.kernels import in_parallel, spans
 from groundhop.training.hotload.stretch import HostStretch, Moved, Stretch, find_moved
 
@@ -198,7 +198,7 @@ def print_change(coded: Sequence[Coded]) -> Fingerprint:
     change = Fingerprint.zero
     for one in coded:
         positions, before, after = one.moved
-        change += fingerprint_at(positions, after, one.start) - fingerprint_at(positions, before, one.start)
+        change += fingerprint_change(positions, before, after, one.start)
     return change
 
 

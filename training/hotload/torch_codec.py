@@ -108,13 +108,13 @@ class DeviceStretch:
         joined = torch.cat(ranks).cpu().numpy().astype(np.uint32)
         return Ranked(order.cpu().numpy(), joined, counts, totals)
 
-    def place(self, ranks: Sequence[Ranks], field: Field, bounds: Bounds) -> Placed | None:
+    def place(self, ranks: Sequence[Ranks], totals: Sequence[int], field: Field, bounds: Bounds) -> Placed | None:
         """As `classes.place`."""
         classes = self._classes(field, bounds)
         found = []
-        for kind, wanted in enumerate(ranks):
+        for kind, (wanted, total) in enumerate(zip(ranks, totals, strict=True)):
             members = torch.nonzero(classes == kind).reshape(-1)
-            if wanted.size and int(wanted[-1]) >= members.numel():
+            if members.numel() != total:
                 return None
             found.append(members[self._index(wanted)])
         positions, sources = torch.sort(torch.cat(found))
