@@ -15,7 +15,10 @@ from tiny_vllm import bf16, changed, digest, everything, step  # noqa: E402
 from groundhop.errors import PlacementError  # noqa: E402
 from groundhop.training.hotload.bits import TensorSpec  # noqa: E402
 from groundhop.training.hotload.receiver.certify import certify  # noqa: E402
-from groundhop.training.hotload.receiver.live import LiveModel  # noqa: E402
+from groundhop.training.hotload.receiver.live import (
+    LiveModel,
+    sampled,
+)
 from groundhop.training.hotload.receiver.placement import tensor_of  # noqa: E402
 from groundhop.training.hotload.receiver.requests import ApplyRequest  # noqa: E402
 
@@ -256,3 +259,11 @@ def test_plans_are_equal_where_layouts_are() -> None:
     wider = served(cold(Toy(plain, w=zeros(2, 3)), state(w=(2, 3))), state(w=(2, 3))).plan
     assert (one.digest, one.layout_signature) == (other.digest, other.layout_signature)
     assert (one.guard != other.guard, one.digest != wider.digest) == (True, True)
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 2**24 + 1, 49152 * 576 * 2, 2**40 + 1])
+def test_the_bytes_that_are_looked_at_lie_within_their_storage_however_large_it_is(size: int) -> None:
+    found = sampled(size)
+    assert found.numel() == min(64, size)
+    assert found.unique().numel() == found.numel()
+    assert all(0 <= index < size for index in found.tolist())

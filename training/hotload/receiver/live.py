@@ -40,6 +40,13 @@ SAMPLES = 64
 Item = tuple[Delta, Entry]
 
 
+def sampled(size: int) -> torch.Tensor:
+    """Indices of at most `SAMPLES` elements of `size`, evenly spread."""
+    # Whole numbers: above 2^24 a float32 rounds an index, and the last one up to beyond the end.
+    count = min(SAMPLES, size)
+    return torch.arange(count, dtype=torch.int64) * size // max(count, 1)
+
+
 @dataclass(slots=True)
 class _Journal:
     """What a hot-load found, and what it has done so far."""
@@ -313,8 +320,7 @@ class LiveModel:
         numbers = sorted({row.target for placed in self.plan.tensors.values() for row in placed.rows})
         taken = []
         for flat in (self.plan.storages[number].flat for number in numbers):
-            where = torch.linspace(0, flat.numel() - 1, min(SAMPLES, flat.numel()), device=flat.device).long()
-            taken.append(flat[where])
+            taken.append(flat[sampled(flat.numel()).to(flat.device)])
         return torch.cat(taken).cpu().numpy().tobytes() if taken else b""
 
     def _check_guard(self) -> None:
