@@ -112,7 +112,7 @@ def prune(
         if name not in wanted:
             named = {part.key for part in index.parts}
             _delete(objects, [key for key in by_folder[name] if PART_KEY.fullmatch(key) and key not in named])
-    logger.info("pruned %d of %d snapshots", len(wanted), len(indexes))
+    logger.debug("pruned %d of %d snapshots", len(wanted), len(indexes))
     return wanted
 
 
