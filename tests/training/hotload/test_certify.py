@@ -15,10 +15,7 @@ from tiny_vllm import bf16, changed, digest, everything, step  # noqa: E402
 from groundhop.errors import PlacementError  # noqa: E402
 from groundhop.training.hotload.bits import TensorSpec  # noqa: E402
 from groundhop.training.hotload.receiver.certify import certify  # noqa: E402
-from groundhop.training.hotload.receiver.live import (
-    LiveModel,
-    sampled,
-)
+from groundhop.training.hotload.receiver.live import LiveModel, sampled  # noqa: E402
 from groundhop.training.hotload.receiver.placement import tensor_of  # noqa: E402
 from groundhop.training.hotload.receiver.requests import ApplyRequest  # noqa: E402
 
