@@ -72,7 +72,7 @@ def _deposit(typing_context: Any, ones: Any, word: Any) -> Any:
 
 def _can_deposit() -> bool:
     """Whether code is made for this very processor, and it has PDEP; AMD's first two Zens take longer for it than a loop."""
-    if config.CPU_NAME or config.CPU_FEATURES:
+    if config.CPU_NAME or config.CPU_FEATURES:  # pyright: ignore[reportAttributeAccessIssue]
         return False
     return bool(binding.get_host_cpu_features().get("bmi2")) and binding.get_host_cpu_name() not in ("znver1", "znver2")
 
