@@ -14,6 +14,7 @@
     ├── ConflictError(RuntimeError)      an immutable name holds other content, or somebody else was first
     ├── FencedError(RuntimeError)        a newer publisher has taken over: this one changes nothing more
     ├── RefusedError(RuntimeError)       a control plane declined, and why; asking the same again changes nothing
+    ├── StepError(ArithmeticError)       an optimizer's step cannot be taken: not finite, or out of order
     ├── PlacementError(ValueError)       an engine's live weights cannot take changes in place, and why
     └── StoreError(OSError)              an object store or a disk failed: may be asked again
         └── SpaceError                   no space left: free some first
@@ -100,6 +101,10 @@ class RefusedError(GroundhopError, RuntimeError):
     def reason(self) -> str:
         """The message without the code."""
         return str(self).partition(": ")[2]
+
+
+class StepError(GroundhopError, ArithmeticError):
+    """An optimizer's step cannot be taken: a value is not finite, or calls came out of order. Weights are as before."""
 
 
 class PlacementError(GroundhopError, ValueError):
