@@ -65,6 +65,10 @@ def _dispatch(options: argparse.Namespace) -> int:
             from groundhop.view import view
 
             print(view(Path(options.run)))
+        case "memory":
+            from groundhop.training.logra.memory import read_shapes, table
+
+            print(table(read_shapes(Path(options.model_config)), rank=options.rank, ranks=options.processes))
         case "hotload":
             from groundhop.training.hotload import cli as hotload
 
@@ -146,6 +150,7 @@ def _parser(hotload: bool = False) -> argparse.ArgumentParser:
         from groundhop.training.hotload.cli import add_commands
 
         add_commands(weights)
+    _add_memory(commands.add_parser("memory", help="what training a model would hold in memory, with AdamW and LoGRA"))
     commands.add_parser("doctor", help="say what this machine has and lacks, and what to do about it")
     return parser
 
@@ -162,6 +167,17 @@ def _add_config(parser: argparse.ArgumentParser, flag: bool = False) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print the plan with counts, costs and times, do nothing"
     )
+
+
+def _add_memory(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model-config",
+        required=True,
+        metavar="PATH",
+        help="a model's config.json or its folder, as in configs/models",
+    )
+    parser.add_argument("--rank", type=int, default=256, help="rows of a LoGRA projection (default: 256)")
+    parser.add_argument("--processes", type=int, default=1, help="processes that share the weights (default: 1)")
 
 
 def _set_up_logging(verbose: bool) -> None:
