@@ -20,8 +20,9 @@ os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 
 import numpy as np
 from hotload_data import RATES, Pair, adam_like, real, uniform
-from hotload_tables import OURS, TIMED_STEP, Sizes, Speeds, bar_table, size_table, speed_table, write_between_markers
+from hotload_tables import MARKERS, OURS, TIMED_STEP, Sizes, Speeds, bar_table, size_table, speed_table
 from numpy.typing import NDArray
+from result_page import replace_between
 from rivals import RIVALS, Rival
 
 from groundhop.training.hotload.delta import apply_delta, dump_delta, encode_tensor, read_delta
@@ -188,7 +189,7 @@ def main() -> None:
     tables = [bar_table(sizes, speeds), size_table(sizes), *([speed_table(speeds)] if speeds else [])]
     print("\n" + "\n\n".join(tables))
     if options.write:
-        write_between_markers(options.write, "\n\n".join(tables))
+        replace_between(options.write, MARKERS, "\n\n".join(tables))
 
 
 if __name__ == "__main__":

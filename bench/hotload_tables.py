@@ -1,9 +1,7 @@
 """The tables of the codec bench, and the bars that it is held against."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from hotload_data import RATES
 from rivals import RIVALS
@@ -111,13 +109,3 @@ def _against_rivals(row: Sizes) -> float:
 
 def _percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.3f} %"
-
-
-def write_between_markers(page: Path, text: str) -> None:
-    """Put `text` where the page's markers are."""
-    start, end = f"<!-- results: {MARKERS} -->", "<!-- /results -->"
-    pattern = re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
-    old = page.read_text("utf-8")
-    if not pattern.search(old):
-        raise SystemExit(f"{page} has no {start}")
-    page.write_text(pattern.sub(lambda _: f"{start}\n\n{text}\n\n{end}", old), "utf-8")

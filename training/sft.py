@@ -28,6 +28,7 @@ from groundhop.training.batches import order
 from groundhop.training.checkpoints import forget_after, last_complete, save_model, step_of
 from groundhop.training.heads import inner, projected_only_at
 from groundhop.training.masks import IGNORED, Dropped, Encoded, check_template, encode_all
+from groundhop.training.optimizers import device, make_optimizer, trainers_clip
 
 logger = logging.getLogger(__name__)
 
@@ -150,6 +151,7 @@ def make_trainer(
             output=str(folder / "checkpoints"),
             seed=seed,
         ),
+        max_grad_norm=trainers_clip(config.optimizer, config.max_grad_norm),
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=config.batch // micro,
         num_train_epochs=1,
@@ -157,9 +159,19 @@ def make_trainer(
         max_length=None,
         packing=False,
     )
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(device())
+    optimizer = make_optimizer(
+        loaded,
+        config.optimizer,
+        config.logra,
+        learning_rate=config.learning_rate,
+        max_norm=config.max_grad_norm,
+        seed=seed,
+    )
     data = datasets.Dataset.from_dict({"input_ids": [r.input_ids for r in rows], "labels": [r.labels for r in rows]})
-    trainer = MaskedTrainer(model=loaded, args=args, train_dataset=data, processing_class=tokenizer)
+    trainer = MaskedTrainer(
+        model=loaded, args=args, train_dataset=data, processing_class=tokenizer, optimizers=(optimizer, None)
+    )
     trainer.warmup_steps = warmup_of(config.warmup_share, -(-len(rows) // config.batch))
     trainer.decays = True
     return trainer

@@ -195,6 +195,23 @@ class BucketsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Also make a trace from each question's construction path."""
 
 
+class LograConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[sft.logra]` and `[grpo.logra]`: the sketching optimizer, where `optimizer = "logra"` (docs/logra.md)."""
+
+    rank: Count = 64
+    """Rows of a projection. More follow the gradient better and hold more memory."""
+    variant: Literal["plain", "scaled"] = "plain"
+    """`plain`: the learning rate is one of RowAdam. `scaled`: it is the share of the weights' norm that a step moves."""
+    others: Literal["adamw", "frozen"] = "adamw"
+    """What happens to embeddings, head and norms."""
+    others_learning_rate: Positive | None = None
+    """None: `learning_rate`."""
+    refresh: Whole = 1
+    """Optimizer steps between two draws of the projections; 0 keeps the first."""
+    capture: Literal["activation", "gradient"] = "activation"
+    """Where the sketch is taken: in the backward pass of each layer, or from its finished gradient."""
+
+
 class SftConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[sft]`."""
 
@@ -209,6 +226,9 @@ class SftConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     bf16: bool = True
     checkpoint_steps: Count = 10
     """Optimizer steps between two checkpoints that a killed run goes on from."""
+    max_grad_norm: Positive = 1.0
+    optimizer: Literal["adamw", "logra"] = "adamw"
+    logra: LograConfig = LograConfig()
 
 
 class GrpoConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -232,6 +252,18 @@ class GrpoConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     bf16: bool = True
     checkpoint_steps: Count = 3
     max_grad_norm: Positive = 1.0
+    optimizer: Literal["adamw", "logra"] = "adamw"
+    logra: LograConfig = LograConfig()
+    kl_budget: Positive | None = None
+    """Mean KL (nats a token) that a step may move the policy, by prediction; larger steps are scaled down. None: no control."""
+    kl_budget_end: Positive | None = None
+    """Budget at the last step, reached along a cosine; None: `kl_budget`."""
+    kl_scale_max: Positive = 1.0
+    """Most that a step is multiplied by; 1 never enlarges one."""
+    kl_probe: Count = 2
+    """Rollouts of the step whose tokens the prediction is made on."""
+    sync: Literal["delta", "sketch"] = "delta"
+    """`sketch` (with LoGRA only): send a step as its integer factors where they are smaller than the delta."""
 
 
 class EvaluateConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -292,6 +324,8 @@ def convert(tree: dict[str, Any], where: str) -> RunConfig:
     low, high = config.graph.band
     if low >= high:
         raise ConfigError(f"{where}: need band[0] < band[1], got {low} and {high} - at `$.graph.band`")
+    if config.grpo.sync == "sketch" and config.grpo.optimizer != "logra":
+        raise ConfigError(f'{where}: sync = "sketch" needs optimizer = "logra" - at `$.grpo.sync`')
     return config
 
 

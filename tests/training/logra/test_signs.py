@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from groundhop.training.logra.signs import philox, projection_seed, sign_matrix, sign_tensor
 
@@ -58,5 +57,3 @@ def test_the_first_signs_of_a_projection_stay_what_receivers_have_seen() -> None
     seed = projection_seed(42, 7, "model.layers.0.self_attn.q_proj.weight")
     drawn = sign_matrix(seed, 2, 8)
     assert (seed, drawn.tolist()) == (EXPECTED_SEED, EXPECTED_SIGNS)
-
-
