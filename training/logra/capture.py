@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.parallel import DistributedDataParallel
 
 from groundhop.errors import ConfigError, StepError
 from groundhop.training.logra.ranks import here, rows_of
@@ -62,6 +63,8 @@ class Sketches:
         # Makes the output of a target need a gradient also where everything before it is frozen.
         self._anchor = torch.zeros((), requires_grad=True)
         self._share()
+        if capture == "gradient":
+            _hide_from_ddp(model, self.targets)
         watch = self._watch_module if capture == "activation" else self._watch_weight
         self._handles = [handle for target in self.targets for handle in watch(target)]
 
@@ -223,6 +226,14 @@ def _refuse_shared(model: nn.Module, found: Mapping[int, Target]) -> None:
                 raise ConfigError(
                     f'{target.name} is shared with {name}, whose part would be lost: need capture = "gradient"'
                 )
+
+
+def _hide_from_ddp(model: nn.Module, targets: Sequence[Target]) -> None:
+    # DDP would average gradients that are no longer there.
+    if isinstance(model, DistributedDataParallel):
+        raise ConfigError('need the model itself with capture = "gradient", before DDP wraps it')
+    names = [f"{module}.weight" for target in targets for module in target.modules]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
 
 
 def _described(weight: object) -> str:

@@ -3,23 +3,21 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from groundhop.errors import ConfigError, GroundhopError, StepError
+from groundhop.training.kl.direction import Direction, JointDirection, LowRank, LowRankDirection
+from groundhop.training.kl.proposal import DenseProposer
 from groundhop.training.logra import row_adam
 from groundhop.training.logra.capture import Sketches, Target
 from groundhop.training.logra.ranks import Rows, add_up, average, check_same, here, norm_squared, rows_of, world_size
 from groundhop.training.logra.settings import LograSettings
 from groundhop.training.logra.signs import projection_seed
 from groundhop.training.sketch.quantise import Quantised, SketchUpdate, apply_exact, quantise
-
-if TYPE_CHECKING:
-    from groundhop.training.kl.direction import Direction
-    from groundhop.training.kl.proposal import DenseProposer
 
 
 class Logra(torch.optim.Optimizer):
@@ -84,14 +82,11 @@ class Logra(torch.optim.Optimizer):
         return loss
 
     @torch.no_grad()
-    def propose(self) -> "Direction":
+    def propose(self) -> Direction:
         """Make the step's direction of what was collected; weights and state stay as they are until `apply`.
 
         Weight decay of the targets is not part of it. Raises: StepError as `step` does.
         """
-        from groundhop.training.kl.direction import JointDirection, LowRank, LowRankDirection
-        from groundhop.training.kl.proposal import DenseProposer
-
         self._prepare()
         parts = {}
         if self._pending is not None:
