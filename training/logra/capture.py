@@ -8,16 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DistributedDataParallel
 
 from groundhop.errors import ConfigError, StepError
+from groundhop.training.logra.draw import draw_signs
 from groundhop.training.logra.ranks import here, rows_of
 from groundhop.training.logra.settings import Capture
-from groundhop.training.logra.signs import sign_matrix, sign_tensor
 
 # Modules that FSDP1, torch.compile and activation checkpointing put around others.
 _WRAPPERS = frozenset({"_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"})
@@ -60,6 +59,7 @@ class Sketches:
         self.seeds: dict[str, int] = {}
         self.held = False
         """While an update made of the sketches waits: nothing may be added."""
+        self._watched: dict[str, Tensor] = {}
         # Makes the output of a target need a gradient also where everything before it is frozen.
         self._anchor = torch.zeros((), requires_grad=True)
         self._share()
@@ -73,6 +73,15 @@ class Sketches:
         for handle in self._handles:
             handle.remove()
 
+    def check(self) -> None:
+        """Make sure that the weights are still those whose gradients are captured.
+
+        Raises: ConfigError when something has replaced them.
+        """
+        for target in self.targets:
+            if self._watched.get(target.name, target.weight) is not target.weight:
+                raise ConfigError(f"{target.name} was replaced after LoGRA was made: need LoGRA after fully_shard")
+
     def clear(self) -> None:
         """Forget what was collected."""
         self.flat.zero_()
@@ -80,9 +89,15 @@ class Sketches:
 
     def draw(self, seeds: Mapping[str, int]) -> None:
         """Draw the signs of each target from its seed, where they changed, and forget what was collected with others."""
-        for target in self.targets:
-            if self.seeds.get(target.name) != seeds[target.name] or target.signs.device != self.device:
-                target.signs = draw_signs(seeds[target.name], self.rank, target.columns, self.device)
+        stale = [
+            target
+            for target in self.targets
+            if self.seeds.get(target.name) != seeds[target.name] or target.signs.device != self.device
+        ]
+        if stale:
+            wanted, columns = [seeds[target.name] for target in stale], [target.columns for target in stale]
+            for target, signs in zip(stale, draw_signs(wanted, self.rank, columns, self.device), strict=True):
+                target.signs = signs
         self.seeds = dict(seeds)
         self.clear()
 
@@ -139,7 +154,8 @@ class Sketches:
         return [module.register_forward_hook(hook, with_kwargs=True) for module in target.modules.values()]
 
     def _watch_weight(self, target: Target) -> list[Any]:
-        watched = target.weight
+        watched = target.weight.requires_grad_(True)
+        self._watched[target.name] = watched
 
         def hook(weight: Tensor) -> None:
             self._refuse_held()
@@ -208,14 +224,6 @@ def canonical_name(name: str) -> str:
     """A module's or weight's name without the wrappers of FSDP, DDP, compile and checkpointing."""
     parts = [part for part in name.split(".") if part not in _WRAPPERS]
     return ".".join(parts[1:] if parts[0] == "module" else parts)
-
-
-def draw_signs(seed: int, rank: int, columns: int, device: torch.device) -> Tensor:
-    """A projection's signs, int8 (rank, columns) on `device`."""
-    if device.type == "cpu":
-        return torch.from_numpy(np.ascontiguousarray(sign_matrix(seed, rank, columns)))
-    drawn: Tensor = sign_tensor(seed, rank, columns, device).to(torch.int8)
-    return drawn
 
 
 def _refuse_shared(model: nn.Module, found: Mapping[int, Target]) -> None:

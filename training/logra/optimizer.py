@@ -88,7 +88,7 @@ class Logra(torch.optim.Optimizer):
         Weight decay of the targets is not part of it. Raises: StepError as `step` does.
         """
         self._prepare()
-        parts = {}
+        parts: dict[str, LowRank] = {}
         if self._pending is not None:
             for target in self.sketches.targets:
                 parts |= dict.fromkeys(target.modules, LowRank(factor=target.sketch, projection=target.signs))
@@ -138,7 +138,8 @@ class Logra(torch.optim.Optimizer):
         """
         if self.sketches.held:
             raise StepError("a step is proposed and not applied: need apply or abandon before a checkpoint")
-        return super().state_dict()
+        state: dict[str, Any] = super().state_dict()
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state, bit for bit.
@@ -190,11 +191,12 @@ class Logra(torch.optim.Optimizer):
         self.sketches.draw({name: projection_seed(self.settings.seed, at, name) for name in names})
 
     def _prepare(self) -> None:
-        """Turn the sketches into U = alpha-free factors, in place, so that a whole step is W - U signs."""
+        """Turn the sketches in place into factors U, rate and 1 / sqrt(rank) included: the whole step is W - U signs."""
         if self.sketches.held:
             raise StepError("a step is already proposed: need apply or abandon first")
         self._link()
         try:
+            self.sketches.check()
             self._compare()
             self._reduce()
             self._pending = self._factors() if self._clip() else None
@@ -217,9 +219,9 @@ class Logra(torch.optim.Optimizer):
             return
         add_up(self.sketches.flat, self._group)
         for target in self.sketches.targets:
-            # FSDP2 has averaged the gradients whose rows were collected here; then each row came from one process.
-            if self.settings.capture == "activation" or rows_of(target.weight).group is None:
-                target.sketch.div_(processes)
+            # FSDP2 has averaged the gradients whose rows were collected here: each row came once from each set of shards.
+            sharers = rows_of(target.weight).group if self.settings.capture == "gradient" else None
+            target.sketch.div_(processes if sharers is None else processes // world_size(sharers))
         if self.settings.reduce_others:
             average(self._native_gradients(), self._group)
 

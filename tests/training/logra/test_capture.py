@@ -196,3 +196,26 @@ def test_gradient_capture_takes_any_module_and_shared_weights() -> None:
     _backward(model)
     dense["head.weight"] = dense["embed.weight"]
     assert worst(optimizer, dense) < 1e-6
+
+
+def test_gradient_capture_notices_that_a_weight_was_replaced() -> None:
+    model = small()
+    optimizer = logra(model, capture="gradient")
+    model.layers[0].up_proj.weight = nn.Parameter(torch.ones(9, 6))  # type: ignore[union-attr]
+    _backward(model)
+    with pytest.raises(ConfigError, match="need LoGRA after fully_shard"):
+        optimizer.step()
+
+
+def test_float16_is_refused_because_its_loss_scale_would_be_taken_for_gradient() -> None:
+    model = small()
+    logra(model)
+    with pytest.raises(ConfigError, match="loss scale"), torch.autocast("cpu", dtype=torch.float16):
+        model(batch(1)[:, :-1])
+
+
+def test_frozen_weights_are_trained_by_gradient_capture_too() -> None:
+    model = small().requires_grad_(False)
+    optimizer = logra(model, capture="gradient")
+    _backward(model)
+    assert worst(optimizer, dense_gradients([batch(1)])) < 1e-6
