@@ -28,6 +28,9 @@ from groundhop.training.arguments import micro_batch_of, shared_arguments
 from groundhop.training.checkpoints import forget_after, last_complete, save_model, step_of
 from groundhop.training.collect import Collected, Plan, Solve, collect
 from groundhop.training.hotload.refit import RefitResult, Refitter
+from groundhop.training.kl.controlled import Controlled, StepControl
+from groundhop.training.logra.optimizer import Logra
+from groundhop.training.optimizers import device, make_optimizer, trainers_clip, with_budget
 from groundhop.training.policy_trainer import GRPOConfig as TrlConfig
 from groundhop.training.policy_trainer import PolicyTrainer, StepStatistics, known_reward
 
@@ -54,6 +57,7 @@ class Loop:
         self._collected: Collected
         self._refitted: RefitResult
         self._rollout_s = self._refit_s = self._train_from = 0.0
+        self.optimizer: torch.optim.Optimizer
 
     def collect(self, step: int) -> Collected:
         """Sample the groups of a step and append its rollouts."""
@@ -75,6 +79,12 @@ class Loop:
         elif self._shown is not None and done <= total:
             self._shown.advance(1)
 
+    def before_update(self) -> None:
+        """Tell a KL control how far the servers' log-probabilities are off: so much less may the step move the policy."""
+        counts = self.trainer.statistics
+        if isinstance(self.optimizer, Controlled) and counts.tokens and math.isfinite(counts.log_ratio):
+            self.optimizer.budget.observe(-counts.log_ratio / counts.tokens)
+
     def refit(self) -> None:
         """Put the trainer's weights into the servers."""
         start = time.monotonic()
@@ -93,7 +103,8 @@ class Loop:
             statistics=self.trainer.statistics,
             refitted=self._refitted,
             sampled_version=self._sampled_version,
-            logs=logs,
+            control=self.optimizer.last if isinstance(self.optimizer, Controlled) else None,
+            logs=with_norm(logs, self.optimizer),
             seconds=(self._rollout_s, time.monotonic() - self._train_from - self._refit_s, self._refit_s),
         )
         with jsonl.Appender(self._folder.path / STEPS) as out:
@@ -122,6 +133,10 @@ class Steps(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Bring the servers to the trainer's weights: after a kill they may be ahead, or fresh."""
         self._loop.refit()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """All gradients are there; the optimizer comes next."""
+        self._loop.before_update()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """After the optimizer: the next step's rollouts are to come from these weights."""
@@ -179,7 +194,7 @@ def make_trainer(config: GrpoConfig, model: Path, output: Path, seed: int, loop:
             output=str(output),
             seed=seed,
         ),
-        max_grad_norm=config.max_grad_norm,
+        max_grad_norm=trainers_clip(config.optimizer, config.max_grad_norm),
         max_steps=config.steps,
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=rows // micro,
@@ -199,11 +214,14 @@ def make_trainer(config: GrpoConfig, model: Path, output: Path, seed: int, loop:
     )
     # Rows stand for places in a batch; the tasks themselves come from `collect`, which can also replace them.
     places = datasets.Dataset.from_dict({"prompt": [f"place {n}" for n in range(config.prompts * config.steps)]})
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(device())
+    loop.optimizer = _optimizer(config, policy, seed)
     logging.getLogger("trl").setLevel(logging.ERROR)  # it warns of every row without a reward; those are counted here
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # rollout_func is called experimental
         trainer = PolicyTrainer(
-            model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+            model=policy,
+            optimizers=(loop.optimizer, None),
             reward_funcs=known_reward,
             args=args,
             train_dataset=places,
@@ -213,7 +231,32 @@ def make_trainer(config: GrpoConfig, model: Path, output: Path, seed: int, loop:
     trainer.warmup_steps = config.warmup_steps
     trainer.collect, trainer.on_micro_batch = loop.collect, loop.show
     trainer.add_our_callbacks(Steps(loop))
+    if isinstance(loop.optimizer, Controlled):
+        loop.optimizer.probe = lambda: trainer.probes(config.kl_probe)
     return trainer
+
+
+def _optimizer(config: GrpoConfig, policy: torch.nn.Module, seed: int) -> torch.optim.Optimizer:
+    made = make_optimizer(
+        policy,
+        config.optimizer,
+        config.logra,
+        learning_rate=config.learning_rate,
+        max_norm=config.max_grad_norm,
+        seed=seed,
+        exact=config.sync == "sketch",
+    )
+    if config.kl_budget is None:
+        return made
+    return with_budget(
+        made,
+        policy,
+        budget=config.kl_budget,
+        budget_end=config.kl_budget_end,
+        updates=config.steps,
+        scale_max=config.kl_scale_max,
+        temperature=config.temperature,
+    )
 
 
 def _train(trainer: PolicyTrainer, folder: StageFolder) -> None:
@@ -235,6 +278,7 @@ def step_row(
     statistics: StepStatistics,
     refitted: RefitResult,
     sampled_version: str,
+    control: StepControl | None,
     logs: dict[str, float],
     seconds: tuple[float, float, float],
 ) -> GrpoStep:
@@ -267,6 +311,10 @@ def step_row(
         log_ratio_std=statistics.log_ratio_std if trained else None,
         clip_share=statistics.clipped / statistics.tokens if trained else None,
         entropy=statistics.entropy / statistics.tokens if trained else None,
+        kl_budget=control.budget if control else None,
+        kl_predicted=control.predicted if control else None,
+        kl_realised=control.realised if control else None,
+        step_scale=control.alpha if control else None,
         changed=refitted.changed,
         total=refitted.total,
         bytes=refitted.bytes,
@@ -274,6 +322,12 @@ def step_row(
         train_s=round(seconds[1], 3),
         refit_s=round(seconds[2], 3),
     )
+
+
+def with_norm(logs: dict[str, float], optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    """A step's logs with the gradient's norm, which a LoGRA knows and the trainer does not."""
+    inside = optimizer.wrapped if isinstance(optimizer, Controlled) else optimizer
+    return {**logs, "grad_norm": inside.last_norm} if isinstance(inside, Logra) else logs
 
 
 def stale_share(collected: Collected, version: str) -> float:

@@ -1,15 +1,51 @@
-"""Which optimizer a trainer uses: Trainer's own AdamW, or LoGRA made from the `logra` table of the config."""
+"""Which optimizer a trainer uses: AdamW or LoGRA, with or without a KL budget, made from the config's tables."""
 
+import logging
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import nn
 
 from groundhop.config import LograConfig
+from groundhop.errors import StepError
+from groundhop.training.kl.budget import Budget
+from groundhop.training.kl.controlled import Controlled
 from groundhop.training.logra.optimizer import Logra
 from groundhop.training.logra.settings import LograSettings
 
+logger = logging.getLogger(__name__)
+
 Kind = Literal["adamw", "logra"]
+
+
+class SparingLogra(Logra):
+    """A LoGRA for long runs: a step that cannot be taken is left out and said, and the next one goes on from the same weights."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Take the step, or none of it."""
+        try:
+            return super().step(closure)
+        except StepError as error:
+            logger.warning("the optimizer took no step: %s", error)
+            self.zero_grad()
+            return None
+
+
+class SparingControlled(Controlled):
+    """A KL control for long runs; see `SparingLogra`."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Take the step, or none of it; `last` is None then."""
+        self.last = None
+        try:
+            return super().step(closure)
+        except StepError as error:
+            logger.warning("the optimizer took no step: %s", error)
+            self.zero_grad()
+            return None
 
 
 def make_optimizer(
@@ -21,16 +57,16 @@ def make_optimizer(
     max_norm: float,
     seed: int,
     exact: bool = False,
-) -> Logra | None:
-    """None for AdamW, which Trainer makes itself; a LoGRA that clips to `max_norm` otherwise.
+) -> torch.optim.Optimizer:
+    """AdamW with the settings of Trainer's own, or a LoGRA that clips to `max_norm`.
 
     `model` must already lie on its device. `exact` rounds each update to 16-bit integers, which a receiver can repeat bit for bit.
     """
     match kind:
         case "adamw":
-            return None
+            return torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
         case "logra":
-            return Logra(
+            return SparingLogra(
                 model,
                 LograSettings(
                     rank=table.rank,
@@ -45,6 +81,21 @@ def make_optimizer(
                     others_learning_rate=table.others_learning_rate or learning_rate,
                 ),
             )
+
+
+def with_budget(
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    *,
+    budget: float,
+    budget_end: float | None,
+    updates: int,
+    scale_max: float,
+    temperature: float,
+) -> Controlled:
+    """`optimizer`, each step of which is scaled so that the policy moves by at most the budget, as predicted."""
+    schedule = Budget(budget, budget if budget_end is None else budget_end, updates)
+    return SparingControlled(optimizer, model, schedule, alpha_max=scale_max, temperature=temperature, measure=True)
 
 
 def trainers_clip(kind: Kind, max_norm: float) -> float:

@@ -21,6 +21,7 @@ from groundhop.training.arguments import QuietTrainer
 from groundhop.training.collect import Collected
 from groundhop.training.groups import Try
 from groundhop.training.heads import log_probs_at
+from groundhop.training.kl.probe import Probe
 
 # TRL imports all of vLLM (half a minute of a core, half a gigabyte) for a client that is not used here.
 with mock.patch("trl.import_utils.is_vllm_available", return_value=False):
@@ -130,6 +131,14 @@ class PolicyTrainer(QuietTrainer, GRPOTrainer):
         self._log_probs, self._entropies = log_probs.detach(), entropies
         return blank.masked_scatter(kept, log_probs), blank.masked_scatter(kept, entropies), None
 
+    def probes(self, rows: int) -> list[Probe]:
+        """The first `rows` rollouts of the step that were trained on, to measure on how far an update moves the policy."""
+        found: list[Probe] = []
+        for batch in self._micro:
+            if batch is not None and len(found) < rows:
+                found += [_probe(batch, row) for row in range(len(batch["prompt_ids"]))]
+        return found[:rows]
+
     @torch.no_grad()
     def _count(self, inputs: Batch, targets: Tensor) -> None:
         ratios = self._log_probs - inputs["old_per_token_logps"][targets]
@@ -195,6 +204,17 @@ def micro_batches(batch: Batch, size: int, count: int, *, keep_level: bool) -> l
     rows = sorted(matters.nonzero().flatten().tolist(), key=lambda row: (-int(lengths[row]), row))
     cut = [_take(batch, rows[start : start + size]) for start in range(0, len(rows), size)]
     return [*cut, *[None] * (count - len(cut))]
+
+
+def _probe(batch: Batch, row: int) -> Probe:
+    at = slice(row, row + 1)
+    masks = (batch["prompt_mask"][at], batch["completion_mask"][at])
+    targets = (torch.zeros_like(masks[0]), masks[1] * batch["tool_mask"][at])
+    return Probe(
+        torch.cat((batch["prompt_ids"][at], batch["completion_ids"][at]), 1),
+        torch.cat(masks, 1),
+        torch.cat(targets, 1).bool(),
+    )
 
 
 def _take(batch: Batch, rows: list[int]) -> Batch:

@@ -323,6 +323,14 @@ class GrpoStep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     clip_share: float | None
     entropy: float | None
     """Nats a token."""
+    kl_budget: float | None = None
+    """Mean KL in nats a token that the step was allowed to move the policy by. None, as in the next three, without KL control."""
+    kl_predicted: float | None = None
+    """KL of the whole step, predicted before it was taken."""
+    kl_realised: float | None = None
+    """KL of the step as it was taken, measured afterwards on the same rollouts."""
+    step_scale: float | None = None
+    """Share of the whole step that was taken."""
     changed: int
     total: int
     """Weight elements whose BF16 bits changed, of all."""

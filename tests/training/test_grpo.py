@@ -280,18 +280,23 @@ def script(task, step, repeat):
         os.kill(os.getpid(), signal.SIGKILL)
     return half_right(task, step, repeat)
 
-train(Path({tiny!r}), Path({folder!r}), Agent(Server(Path({tiny!r})), script), steps=5)
+train(Path({tiny!r}), Path({folder!r}), Agent(Server(Path({tiny!r})), script), steps=5, **{changed!r})
 """
 
 
-def test_a_killed_run_ends_with_the_same_rows_rollouts_and_weights(tiny: Path, tmp_path: Path) -> None:
-    train(tiny, tmp_path / "straight", Agent(Server(tiny), half_right), steps=5)
-    code = KILLED.format(tests=str(Path(__file__).parent), tiny=str(tiny), folder=str(tmp_path / "killed"))
+@pytest.mark.parametrize("changed", [{}, {"optimizer": "logra", "kl_budget": 1e-7}], ids=["adamw", "logra and budget"])
+def test_a_killed_run_ends_with_the_same_rows_rollouts_and_weights(
+    tiny: Path, tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    train(tiny, tmp_path / "straight", Agent(Server(tiny), half_right), steps=5, **changed)
+    code = KILLED.format(
+        tests=str(Path(__file__).parent), tiny=str(tiny), folder=str(tmp_path / "killed"), changed=changed
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == -9, done.stderr
     assert len(list(jsonl.read(tmp_path / "killed" / "steps.jsonl", GrpoStep))) == 3
     solve = Agent(Server(tiny, first=2), half_right)
-    train(tiny, tmp_path / "killed", solve, steps=5)
+    train(tiny, tmp_path / "killed", solve, steps=5, **changed)
     assert same_model(tmp_path / "straight", tmp_path / "killed")
     assert timeless(tmp_path / "killed") == timeless(tmp_path / "straight")
     assert rollouts(tmp_path / "killed") == rollouts(tmp_path / "straight")
@@ -311,3 +316,45 @@ def test_metrics_carry_each_step_once_and_the_model_is_whole(tiny: Path, tmp_pat
     rows = list(jsonl.read(tmp_path / "metrics.jsonl", dict[str, Any]))
     assert [row["step"] for row in rows] == [1, 2]
     assert rows[0]["grpo/reward_mean"] == 0.5 and rows[0]["grpo/marks_right"] == 4
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "logra"])
+def test_a_step_that_would_move_the_policy_past_the_budget_is_scaled(
+    tiny: Path, tmp_path: Path, optimizer: str
+) -> None:
+    solve = Agent(Server(tiny), half_right)
+    for row in train(tiny, tmp_path, solve, steps=2, optimizer=optimizer, kl_budget=1e-7, learning_rate=1e-3):
+        assert row.kl_budget is not None and row.kl_predicted is not None and row.step_scale is not None
+        assert 0.5e-7 <= row.kl_budget <= 1e-7 < row.kl_predicted
+        assert row.step_scale == pytest.approx((row.kl_budget / row.kl_predicted) ** 0.5)
+        assert row.kl_realised == pytest.approx(row.kl_budget, rel=0.05)
+
+
+def test_a_step_within_the_budget_is_taken_whole(tiny: Path, tmp_path: Path) -> None:
+    plain = train(tiny, tmp_path / "plain", Agent(Server(tiny), half_right), optimizer="logra")
+    (row,) = train(tiny, tmp_path / "wide", Agent(Server(tiny), half_right), optimizer="logra", kl_budget=1e3)
+    assert row.step_scale == 1.0
+    assert same_model(tmp_path / "plain", tmp_path / "wide")
+    assert plain[0].step_scale is None and plain[0].kl_predicted is None
+
+
+def test_logra_moves_every_kind_of_weight_and_reports_its_norm(tiny: Path, tmp_path: Path) -> None:
+    (row,) = train(tiny, tmp_path, Agent(Server(tiny), half_right), optimizer="logra")
+    before, after = (load_file(folder / "model.safetensors") for folder in (tiny, tmp_path / "model"))
+    same = [name for name in before if torch.equal(before[name], after[name])]
+    assert [name for name in same if "norm" not in name] == []  # norms at 1.0 need more than one step to change in BF16
+    assert row.grad_norm is not None and row.grad_norm > 0
+
+
+def test_a_step_of_logra_without_a_finite_gradient_is_left_out(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs = PolicyTrainer._compute_loss
+    monkeypatch.setattr(
+        PolicyTrainer, "_compute_loss", lambda self, model, inputs: theirs(self, model, inputs) * float("nan")
+    )
+    (row,) = train(tiny, tmp_path, Agent(Server(tiny), half_right), optimizer="logra", kl_budget=1e-6)
+    before, after = (load_file(folder / "model.safetensors") for folder in (tiny, tmp_path / "model"))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert "took no step" in caplog.text
+    assert row.kl_predicted is None

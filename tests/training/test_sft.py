@@ -68,6 +68,11 @@ def test_the_loss_falls_and_the_model_is_a_whole_bf16_folder(tiny: Path, tmp_pat
     assert [row["step"] for row in jsonl.read(tmp_path / "metrics.jsonl", dict[str, Any])] == list(range(1, 10))
 
 
+def test_logra_lowers_the_loss_too(tiny: Path, tmp_path: Path) -> None:
+    train(tiny, tmp_path, [trace(number) for number in range(12)], epochs=4, optimizer="logra", learning_rate=3e-3)
+    assert losses(tmp_path)[-1] < losses(tmp_path)[0] - 0.5
+
+
 def test_the_loss_equals_that_of_full_logits_and_that_of_plain_trl(tiny: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     trainer = sft.make_trainer(settings(bf16=False), tokenizer, rows(tiny), tiny, tmp_path, seed=0)
@@ -113,14 +118,15 @@ def test_the_split_into_micro_batches_does_not_change_the_loss(tiny: Path, tmp_p
     assert losses(tmp_path / "split") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
 
 
-def test_a_run_killed_between_checkpoints_ends_with_the_same_bits(tiny: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "logra"])
+def test_a_run_killed_between_checkpoints_ends_with_the_same_bits(tiny: Path, tmp_path: Path, optimizer: str) -> None:
     traces = [trace(number) for number in range(12)]
-    train(tiny, tmp_path / "straight", traces, epochs=2)
-    kill_at_step(5, tiny, tmp_path / "killed", epochs=2)
+    train(tiny, tmp_path / "straight", traces, epochs=2, optimizer=optimizer)
+    kill_at_step(5, tiny, tmp_path / "killed", epochs=2, optimizer=optimizer)
     half = tmp_path / "killed" / "checkpoints" / "checkpoint-5"
     half.mkdir()  # as a kill in the middle of writing leaves it
     (half / "model.safetensors").write_bytes(b"torn")
-    train(tiny, tmp_path / "killed", traces, epochs=2)
+    train(tiny, tmp_path / "killed", traces, epochs=2, optimizer=optimizer)
     one, two = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("straight", "killed"))
     assert all(torch.equal(one[key], two[key]) for key in one)
     assert losses(tmp_path / "killed") == losses(tmp_path / "straight")
