@@ -1,0 +1,6 @@
+"""The builders of `small_policies.py`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
