@@ -24,6 +24,14 @@ def master_specs(specs: Mapping[str, TensorSpec], targets: Collection[str]) -> d
     return found
 
 
+def named_targets(specs: Mapping[str, TensorSpec], modules: Collection[str]) -> list[str]:
+    """The weights of layers whose own name is in `modules`, e.g. `q_proj`. Raises: InputError where there are none."""
+    found = [name for name in sorted(specs) if name.endswith(".weight") and name.split(".")[-2] in modules]
+    if not found:
+        raise InputError(f"the checkpoint has no weight of {', '.join(modules)}")
+    return found
+
+
 def read_masters(weights: Weights, wanted: Mapping[str, TensorSpec]) -> dict[str, Master]:
     """Masters of `wanted` out of a checkpoint of F32 or BF16; copies. Raises: InputError for another shape or type."""
     masters = {}
