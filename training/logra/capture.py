@@ -184,9 +184,9 @@ class _Collect(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None, None, None]:
         """Add to the sketch and pass the gradient on."""
-        (projected,) = ctx.saved_tensors
+        (gradient,), (projected,) = gradients, ctx.saved_tensors
         if ctx.seed != ctx.sketches.seeds[ctx.target.name]:
             raise StepError(f"{ctx.target.name}: a backward pass through a forward pass of an earlier step")
         ctx.sketches.add(ctx.target, gradient, projected)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -263,9 +263,9 @@ class Logra(torch.optim.Optimizer):
 
     def _code(self, alpha: float) -> dict[str, SketchUpdate]:
         """All updates as integers; a factor that cannot be coded drops the step before anything is written."""
-        bits = {"none": 0, "int8": 8, "int16": 16}[self.settings.quantise]
-        if self._pending is None or not bits:
+        if self._pending is None or self.settings.quantise == "none":
             return {}
+        bits: Literal[8, 16] = 8 if self.settings.quantise == "int8" else 16
         try:
             return {
                 target.name: SketchUpdate(

@@ -30,13 +30,13 @@ class LograSettings:
     """Of the targets, decoupled and times the learning rate. A predicted direction leaves it out."""
     beta2: float = 0.95
     eps: float = 1e-8
-    """"scaled": as a share of the mean root; "plain": added to the root itself."""
+    """With "scaled" a share of the mean root that is added to each, with "plain" added as it is."""
     max_norm: float | None = 1.0
     """Gradients of targets and others are scaled down together to this norm. None never clips."""
     refresh: int = 1
     """Steps that share a projection; 0 keeps the first one for ever."""
     capture: Capture = "activation"
-    """"gradient" lets each dense gradient exist for a moment: for modules that are no plain `nn.Linear`."""
+    """With "gradient" each dense gradient exists for a moment: for modules that are no plain `nn.Linear`."""
     quantise: Quantise = "none"
     """Rounds each update to integers that a receiver can repeat bit for bit, before it is applied."""
     others: Others = "frozen"

@@ -83,6 +83,16 @@ def test_the_norm_and_the_clip_are_those_of_sketched_and_dense_gradients_togethe
     assert torch.allclose(clipped, dense["embed.weight"] * (0.01 / math.sqrt(square)), rtol=1e-4, atol=1e-9)
 
 
+def test_moments_are_those_of_the_clipped_sketches() -> None:
+    squares = {}
+    for max_norm in (None, 0.01):
+        model = small()
+        optimizer = logra(model, max_norm=max_norm)
+        train(model, optimizer, range(1))
+        squares[max_norm] = optimizer.param_groups[0]["row_squares"]
+    assert torch.allclose(squares[0.01], squares[None] * (0.01 / optimizer.last_norm) ** 2, rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("where", ["sketch", "others"])
 def test_a_gradient_that_is_not_finite_raises_and_changes_nothing(where: str) -> None:
     model, optimizer = ready()
@@ -231,12 +241,18 @@ def test_a_whole_proposal_applied_is_the_plain_step_bit_for_bit(quantise: str) -
     assert equal(state_of(optimizer), state_of(other))
 
 
-def test_half_a_proposal_moves_half_as_far() -> None:
-    model, optimizer = ready(others="frozen")
-    before, norm = weights_of(model), target_norm(model)
+@pytest.mark.parametrize("quantise", ["none", "int16"])
+def test_half_a_proposal_moves_every_weight_half_as_far_decay_included(quantise: str) -> None:
+    settings = {"quantise": quantise, "weight_decay": 5.0, "learning_rate": 0.1, "others_learning_rate": 0.1}
+    model, optimizer = ready(**settings)
+    twin, other = ready(**settings)
+    before = weights_of(model)
     optimizer.propose()
     optimizer.apply(0.5)
-    assert target_norm(model, before) / norm == pytest.approx(0.5e-2, rel=1e-4)
+    other.step()
+    whole = weights_of(twin)
+    for name, weight in weights_of(model).items():
+        assert torch.allclose(2 * (weight - before[name]), whole[name] - before[name], rtol=1e-3, atol=2e-5), name
 
 
 def test_an_abandoned_proposal_leaves_everything_as_it_was() -> None:
