@@ -53,6 +53,30 @@ class _Lane:
         return sum(len(body) for _, body in self.steps)
 
 
+@dataclass(slots=True)
+class _Made:
+    """A record in the making."""
+
+    sketches: list[Sketch] = field(default_factory=list)
+    deltas: list[TensorDelta] = field(default_factory=list)
+    masters: list[TensorDelta] = field(default_factory=list)
+    alone: list[TensorDelta] = field(default_factory=list)
+    """The deltas of all weights."""
+    instead: dict[str, TensorDelta | None] = field(default_factory=dict)
+    """What a delta says of the weights that go otherwise."""
+
+    def put(self, delta: TensorDelta | None, chosen: Sketch | TensorDelta | None, name: str) -> None:
+        """Take one weight's delta and what is sent in fact."""
+        if delta is not None:
+            self.alone.append(delta)
+        if chosen is not delta:
+            self.instead[name] = delta
+        if isinstance(chosen, Sketch):
+            self.sketches.append(chosen)
+        elif chosen is not None:
+            (self.deltas if chosen is delta else self.masters).append(chosen)
+
+
 class Sender:
     """Makes records, one after the other; each must reach the site before the next one is of use to it."""
 
@@ -120,34 +144,22 @@ class Sender:
         given = list(_canonical(tensors, self._base))
         if self._every and version % self._every == 0:
             self.resync()
-        base_digest = state_digest(self._base.specs, self._prints)
-        sketches: list[Sketch] = []
-        deltas: list[TensorDelta] = []
-        masters: list[TensorDelta] = []
-        plain: list[TensorDelta] = []
-        fallback: dict[str, TensorDelta | None] = {}
+        base_digest = state_digest(self.specs, self._prints)
+        made = _Made()
         for spec, bits in given:
-            name = spec.name
-            delta = encode_tensor(spec, self._bits[name], bits, prints=(self._prints[name], None))
-            plain += [delta] if delta else []
-            chosen = self._choose(spec, delta, tensors.get(name), version)
-            if isinstance(chosen, Sketch):
-                sketches.append(chosen)
-            elif chosen is not None:
-                (deltas if chosen is delta else masters).append(chosen)
-            if chosen is not delta:
-                fallback[name] = delta
+            delta = encode_tensor(spec, self._bits[spec.name], bits, prints=(self._prints[spec.name], None))
+            made.put(delta, self._choose(spec, delta, tensors.get(spec.name), version), spec.name)
             if delta:
-                self._bits[name], self._prints[name] = bits.copy(), delta.fingerprint
-        digest = state_digest(self._base.specs, self._prints)
+                self._bits[spec.name], self._prints[spec.name] = bits.copy(), delta.fingerprint
+        digest = state_digest(self.specs, self._prints)
         head = Head(base=self.version, version=version, base_digest=base_digest, digest=digest, chain=self.chain)
-        self.version, self._fallback, self._due = version, fallback, set()
+        self.version, self._fallback, self._due = version, made.instead, set()
         return Sent(
-            content=dump_record(head, sketches, deltas, masters),
+            content=dump_record(head, made.sketches, made.deltas, made.masters),
             version=version,
-            delta_bytes=len(dump_delta(plain, version=version, base_digest=base_digest, digest=digest)),
-            sketched=tuple(sketch.row.name for sketch in sketches),
-            resynced=tuple(delta.spec.name for delta in masters),
+            delta_bytes=len(dump_delta(made.alone, version=version, base_digest=base_digest, digest=digest)),
+            sketched=tuple(sketch.row.name for sketch in made.sketches),
+            resynced=tuple(delta.spec.name for delta in made.masters),
         )
 
     def delta(self, names: Collection[str]) -> bytes:
@@ -181,7 +193,8 @@ class Sender:
         if (delta and not lane.steps) or lane.nbytes > 4 * spec.size:
             # It moved in a way that no step tells, or its steps are longer than the master.
             self._lanes[spec.name] = _Lane(None)
-        lane.behind = bool(lane.steps)
+        else:
+            lane.behind = bool(lane.steps)
         return delta
 
 

@@ -13,6 +13,7 @@ from groundhop.errors import ServerError
 from groundhop.training.hotload.named import Whole
 from groundhop.training.hotload.refit import RefitResult
 from groundhop.training.sketch.refit import make_sketch_refitter
+from groundhop.training.sketch.site import Site
 
 
 class Servers:
@@ -63,6 +64,7 @@ def test_a_refit_that_failed_behind_the_site_or_before_it_is_made_good_by_the_ne
     refitter.add(trainer.step())
     asyncio.run(refitter.refit(trainer.named()))
     assert (servers.hold(trainer), [one.version for one in refitter.traffic]) == (True, [1, 2, 3])
+    assert Site(tmp_path / "site").version == 3
 
 
 def full(*_: object) -> None:

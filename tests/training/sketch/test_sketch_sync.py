@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sketch_builders import OTHER, TARGETS, Bfloat16, Trainer, Wide
 
-from groundhop.errors import ChecksumError, ConflictError, InputError, MissingError
+from groundhop.errors import ChecksumError, ConflictError, InputError, MissingError, SpaceError
 from groundhop.training.hotload import commands, durable
 from groundhop.training.hotload.checkpoint import open_checkpoint, write_checkpoint
 from groundhop.training.hotload.delta import apply_delta, read_delta
@@ -283,6 +283,22 @@ def test_a_kill_around_a_snapshot_loses_nothing(tmp_path: Path, monkeypatch: pyt
     held = Bfloat16(Trainer().canonical())
     apply_delta(read_delta(again.apply(sent.content, nothing).delta), held)
     assert all(np.array_equal(held.bits(name), bits) for name, bits in pair.trainer.canonical().items())
+
+
+def test_a_snapshot_that_finds_no_room_is_tried_again_with_the_next_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(tmp_path, snapshot_every=1)
+
+    def full(*_: object) -> None:
+        raise SpaceError("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(site_module, "write_snapshot", full)
+        pair.sync()
+    assert (pair.equal(Site(pair.folder)), len(list((pair.folder / "log").iterdir()))) == (True, 1)
+    pair.sync()
+    assert (pair.equal(Site(pair.folder)), list((pair.folder / "log").iterdir())) == (True, [])
 
 
 def test_snapshots_end_the_log_and_a_restart_goes_on(tmp_path: Path) -> None:
