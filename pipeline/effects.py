@@ -24,8 +24,14 @@ GRPO_PANELS: tuple[tuple[str, Mapping[str, str], bool], ...] = (
     ("|log p trainer - log p server|", {"mean": "log_ratio_abs_mean"}, True),
     ("entropy, nats a token", {"entropy": "entropy"}, True),
     ("norm of the gradient", {"norm": "grad_norm"}, True),
+    (
+        "KL of a step, nats a token",
+        {"budget": "kl_budget", "as predicted, whole": "kl_predicted", "as taken": "kl_realised"},
+        True,
+    ),
+    ("share of a step that was taken", {"share": "step_scale"}, True),
     ("weights changed, % of all", {"changed": "changed_percent"}, True),
-    ("bytes to the servers, MB", {"sent": "megabytes"}, True),
+    ("bytes to the servers, MB", {"delta": "megabytes", "to the site, sketches": "site_megabytes"}, True),
     ("seconds", {"rollouts": "rollout_s", "training": "train_s", "refit": "refit_s"}, True),
 )
 """Title, legend name -> column, whether the axis starts at zero. A panel without any of its columns is left out."""
@@ -107,7 +113,11 @@ def grpo_curves(root: Path) -> list[Curve]:
     """What GRPO did by optimizer step (`records.GrpoStep`)."""
     steps = findings.rows(root / "grpo" / "steps.jsonl")
     more = [
-        {"changed_percent": 100 * row["changed"] / max(1, row["total"]), "megabytes": row["bytes"] / 1e6}
+        {
+            "changed_percent": 100 * row["changed"] / max(1, row["total"]),
+            "megabytes": row["bytes"] / 1e6,
+            **_to_site(row),
+        }
         for row in steps
     ]
     return curves([row | extra for row, extra in zip(steps, more, strict=True)], GRPO_PANELS)
@@ -163,3 +173,8 @@ def _estimate(name: str, row: Mapping[str, Any] | None) -> Estimate | None:
 
 def _float(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _to_site(row: Mapping[str, Any]) -> dict[str, float]:
+    sent = row.get("site_bytes")
+    return {} if sent is None else {"site_megabytes": sent / 1e6}

@@ -10,7 +10,7 @@ import shutil
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,14 @@ from groundhop.runs import StageFolder
 from groundhop.training.arguments import micro_batch_of, shared_arguments
 from groundhop.training.checkpoints import forget_after, last_complete, save_model, step_of
 from groundhop.training.collect import Collected, Plan, Solve, collect
+from groundhop.training.hotload.checkpoint import open_checkpoint
 from groundhop.training.hotload.refit import RefitResult, Refitter
 from groundhop.training.kl.controlled import Controlled, StepControl
 from groundhop.training.logra.optimizer import Logra
 from groundhop.training.optimizers import device, make_optimizer, trainers_clip, with_budget
 from groundhop.training.policy_trainer import GRPOConfig as TrlConfig
 from groundhop.training.policy_trainer import PolicyTrainer, StepStatistics, known_reward
+from groundhop.training.sketch.refit import SketchRefitter, Traffic, make_sketch_refitter
 
 logger = logging.getLogger(__name__)
 
@@ -85,13 +87,17 @@ class Loop:
         if isinstance(self.optimizer, Controlled) and counts.tokens and math.isfinite(counts.log_ratio):
             self.optimizer.budget.observe(-counts.log_ratio / counts.tokens)
 
+    def send_sketches(self, base: Path, folder: Path) -> None:
+        """From here on, send steps to the servers' site as sketches; the site in `folder` begins at the trainer's weights."""
+        targets = {target.name for target in sketching(self.optimizer).sketches.targets}
+        self._refitter = make_sketch_refitter(self._refitter, self._named(), open_checkpoint(base), targets, folder)
+
     def refit(self) -> None:
         """Put the trainer's weights into the servers."""
         start = time.monotonic()
-        model = self.trainer.model
-        assert model is not None
-        named = ((name, weight.detach()) for name, weight in model.named_parameters())
-        self._refitted = self._runner.run(self._refitter.refit(named))
+        if isinstance(self._refitter, SketchRefitter):
+            self._refitter.add(sketching(self.optimizer).last_update)
+        self._refitted = self._runner.run(self._refitter.refit(self._named()))
         self.version = self._refitted.version
         self._refit_s = time.monotonic() - start
 
@@ -104,6 +110,7 @@ class Loop:
             refitted=self._refitted,
             sampled_version=self._sampled_version,
             control=self.optimizer.last if isinstance(self.optimizer, Controlled) else None,
+            traffic=self._refitter.traffic[-1] if isinstance(self._refitter, SketchRefitter) else None,
             logs=with_norm(logs, self.optimizer),
             seconds=(self._rollout_s, time.monotonic() - self._train_from - self._refit_s, self._refit_s),
         )
@@ -119,19 +126,26 @@ class Loop:
             row.rollout_s, row.train_s,
         )  # fmt: skip
 
+    def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
+        assert self.trainer.model is not None
+        for name, weight in self.trainer.model.named_parameters():
+            yield name, weight.detach()
+
     def close(self) -> None:
         """End the event loop."""
         self._runner.close()
 
 
 class Steps(TrainerCallback):
-    """Hooks the loop into the trainer."""
+    """Hooks the loop into the trainer. With `site`, a checkpoint and a folder, steps go to the servers as sketches."""
 
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+    def __init__(self, loop: Loop, site: tuple[Path, Path] | None = None) -> None:
+        self._loop, self._site = loop, site
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Bring the servers to the trainer's weights: after a kill they may be ahead, or fresh."""
+        if self._site is not None:
+            self._loop.send_sketches(*self._site)
         self._loop.refit()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -179,7 +193,8 @@ def run(
         loop.close()
     save_model(loop.trainer.model, model, folder.path / "model")
     folder.finish(_summary(folder))
-    shutil.rmtree(folder.path / "checkpoints", ignore_errors=True)
+    for name in ("checkpoints", "site"):
+        shutil.rmtree(folder.path / name, ignore_errors=True)
 
 
 def make_trainer(config: GrpoConfig, model: Path, output: Path, seed: int, loop: Loop) -> PolicyTrainer:
@@ -230,7 +245,8 @@ def make_trainer(config: GrpoConfig, model: Path, output: Path, seed: int, loop:
         )
     trainer.warmup_steps = config.warmup_steps
     trainer.collect, trainer.on_micro_batch = loop.collect, loop.show
-    trainer.add_our_callbacks(Steps(loop))
+    site = (model, output.with_name("site")) if config.sync == "sketch" else None
+    trainer.add_our_callbacks(Steps(loop, site))
     if isinstance(loop.optimizer, Controlled):
         loop.optimizer.probe = lambda: trainer.probes(config.kl_probe)
     return trainer
@@ -279,6 +295,7 @@ def step_row(
     refitted: RefitResult,
     sampled_version: str,
     control: StepControl | None,
+    traffic: Traffic | None,
     logs: dict[str, float],
     seconds: tuple[float, float, float],
 ) -> GrpoStep:
@@ -318,6 +335,8 @@ def step_row(
         changed=refitted.changed,
         total=refitted.total,
         bytes=refitted.bytes,
+        site_bytes=traffic.record_bytes + traffic.repair_bytes if traffic else None,
+        sketched=traffic.sketched if traffic else None,
         rollout_s=round(seconds[0], 3),
         train_s=round(seconds[1], 3),
         refit_s=round(seconds[2], 3),
@@ -328,6 +347,13 @@ def with_norm(logs: dict[str, float], optimizer: torch.optim.Optimizer) -> dict[
     """A step's logs with the gradient's norm, which a LoGRA knows and the trainer does not."""
     inside = optimizer.wrapped if isinstance(optimizer, Controlled) else optimizer
     return {**logs, "grad_norm": inside.last_norm} if isinstance(inside, Logra) else logs
+
+
+def sketching(optimizer: torch.optim.Optimizer) -> Logra:
+    """The LoGRA inside a KL control, or the one given."""
+    inside = optimizer.wrapped if isinstance(optimizer, Controlled) else optimizer
+    assert isinstance(inside, Logra)  # the config allows sketches with LoGRA only
+    return inside
 
 
 def stale_share(collected: Collected, version: str) -> float:

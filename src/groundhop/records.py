@@ -336,6 +336,10 @@ class GrpoStep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Weight elements whose BF16 bits changed, of all."""
     bytes: int
     """Bytes sent to the servers for the update."""
+    site_bytes: int | None = None
+    """Bytes that the trainer sent to the servers' site by sketch sync; None without it."""
+    sketched: int | None = None
+    """Weights that went to the site as sketches and not as deltas."""
     rollout_s: float
     train_s: float
     refit_s: float

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
 from groundhop.records import Rollout, Task, TokenSpan, ToolCall, Verdict
+from groundhop.training.hotload.named import Whole
 from groundhop.training.hotload.refit import RefitResult
 
 
@@ -48,7 +50,7 @@ class Server:
         changed = total = 0
         with torch.no_grad():
             for name, weight in named:
-                rounded = weight.to(torch.bfloat16).float()
+                rounded = tensor_of(weight).to(torch.bfloat16).float()
                 changed += int((rounded != self.weights[name]).sum())
                 total += rounded.numel()
                 self.weights[name].copy_(rounded)
@@ -62,6 +64,13 @@ class Server:
         logits = self.model(input_ids=torch.tensor([ids])).logits[0].float() / self.temperature
         scored = torch.log_softmax(logits, -1)[:-1].gather(-1, torch.tensor(ids[1:])[:, None])
         return [0.0, *scored.squeeze(-1).tolist()]
+
+
+def tensor_of(given: torch.Tensor | Whole) -> torch.Tensor:
+    """What a trainer or a site of sketches gives, as a tensor; a site gives BF16 bits."""
+    if isinstance(given, torch.Tensor):
+        return given
+    return torch.from_numpy(given.bits.view(np.int16).copy()).view(torch.bfloat16).reshape(given.shape)
 
 
 Script = Callable[[str, int, int], str]
