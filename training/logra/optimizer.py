@@ -14,10 +14,12 @@ from groundhop.training.kl.direction import Direction, JointDirection, LowRank, 
 from groundhop.training.kl.proposal import DenseProposer
 from groundhop.training.logra import row_adam
 from groundhop.training.logra.capture import Sketches, Target
-from groundhop.training.logra.ranks import Rows, add_up, average, check_same, here, norm_squared, rows_of, world_size
+from groundhop.training.logra.others import adamw_for_others
+from groundhop.training.logra.ranks import add_up, average, check_same, norm_squared, rows_of, world_size
 from groundhop.training.logra.settings import LograSettings
 from groundhop.training.logra.signs import projection_seed
-from groundhop.training.sketch.quantise import Quantised, SketchUpdate, apply_exact, quantise
+from groundhop.training.logra.write import code, write
+from groundhop.training.sketch.quantise import SketchUpdate
 
 
 class Logra(torch.optim.Optimizer):
@@ -40,7 +42,7 @@ class Logra(torch.optim.Optimizer):
         self.sketches = Sketches(model, settings.targets, settings.rank, settings.capture)
         self._group = group
         self._model = model
-        self._native = self._adamw(model)
+        self._native = adamw_for_others(model, self.sketches.targets, settings)
         self._dense: DenseProposer | None = None
         self._pending: Tensor | None = None
         self._compared = False
@@ -161,24 +163,6 @@ class Logra(torch.optim.Optimizer):
         """Take the capture out of the model; weights stay frozen."""
         self.sketches.close()
 
-    def _adamw(self, model: nn.Module) -> torch.optim.AdamW | None:
-        settings, targets = self.settings, {id(target.weight) for target in self.sketches.targets}
-        others = [weight for weight in model.parameters() if id(weight) not in targets]
-        if settings.others == "frozen":
-            for weight in others:
-                weight.requires_grad_(False)
-            return None
-        decay = settings.others_weight_decay
-        trained = [weight for weight in others if weight.requires_grad]
-        parts = [
-            {"params": [weight for weight in trained if weight.dim() >= 2], "weight_decay": decay},
-            {"params": [weight for weight in trained if weight.dim() < 2], "weight_decay": 0.0},
-        ]
-        parts = [part for part in parts if part["params"]]
-        if not parts:
-            return None
-        return torch.optim.AdamW(parts, lr=settings.others_learning_rate, betas=settings.others_betas)
-
     def _link(self) -> None:
         # AdamW works on our groups and our state: schedulers, checkpoints and accelerate see one optimizer.
         if self._native is not None:
@@ -267,18 +251,7 @@ class Logra(torch.optim.Optimizer):
             return {}
         bits: Literal[8, 16] = 8 if self.settings.quantise == "int8" else 16
         try:
-            return {
-                target.name: SketchUpdate(
-                    name=target.name,
-                    rows=target.rows,
-                    columns=target.columns,
-                    rank=self.settings.rank,
-                    seed=self.sketches.seeds[target.name],
-                    decay=self._decay(alpha),
-                    quantised=quantise(target.sketch if alpha == 1.0 else target.sketch * alpha, bits),
-                )
-                for target in self.sketches.targets
-            }
+            return code(self.sketches, alpha, self._decay(alpha), bits)
         except GroundhopError:
             self.abandon()
             raise
@@ -291,15 +264,7 @@ class Logra(torch.optim.Optimizer):
         """Write the step into the weights, as integers where there are some, and make ready for the next one."""
         self.last_update = updates
         if self._pending is not None:
-            for target in self.sketches.targets:
-                rows, weight = rows_of(target.weight), here(target.weight)
-                signs = target.signs.to(weight.device)
-                update = updates.get(target.name)
-                if update is None:
-                    factor = target.sketch[rows.start : rows.stop].to(weight.device)
-                    weight.addmm_(factor, signs.float(), beta=self._decay(alpha), alpha=-alpha)
-                else:
-                    apply_exact(weight, _cut(update.quantised, rows, weight.device), signs, update.decay)
+            write(self.sketches, alpha, self._decay(alpha), updates)
             self.param_groups[0]["row_squares"] = self._pending
             self.param_groups[0]["updates"] += 1
         self._pending = None
@@ -310,11 +275,6 @@ class Logra(torch.optim.Optimizer):
             for weight in group["params"]:
                 if weight.grad is not None:
                     yield weight.grad
-
-
-def _cut(quantised: Quantised, rows: Rows, device: torch.device) -> Quantised:
-    part = slice(rows.start, rows.stop)
-    return Quantised(quantised.integers[part].to(device), quantised.exponents[part].to(device))
 
 
 def _digest(targets: list[Target]) -> str:
