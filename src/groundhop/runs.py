@@ -189,8 +189,10 @@ def _digests(root: Path, stage: str) -> dict[str, str]:
 
 
 def _refuse_changes(stage: str, before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
+    # A folder of an earlier version lacks keys that came since: there they had what is their default.
+    defaults = flatten(to_tree(RunConfig(name="")))
     for key in sorted(before.keys() | now.keys()):
-        old, new = before.get(key), now.get(key)
+        old, new = before.get(key, defaults.get(key)), now.get(key)
         if old != new:
             raise ConfigError(
                 f"stage {stage} was begun with {key} = {old!r}, the config now says {new!r}: "

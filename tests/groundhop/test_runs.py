@@ -1,5 +1,6 @@
 """A run's folder refuses to mix records of two configs."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -14,6 +15,18 @@ def test_a_config_that_changed_under_a_stage_is_refused_with_the_key(tmp_path: P
     Run(tmp_path, RunConfig(name="x")).open("pages", ("seed", "pages"))
     with pytest.raises(ConfigError, match=r"pages\.min_chars"):
         Run(tmp_path, RunConfig(name="x", pages=PagesConfig(min_chars=7))).open("pages", ("seed", "pages"))
+
+
+@pytest.mark.parametrize(("key", "refused"), [("seed", True), ("sft.max_grad_norm", False)])
+def test_a_folder_without_a_key_that_came_since_is_taken_to_have_its_default(
+    tmp_path: Path, key: str, refused: bool
+) -> None:
+    config = RunConfig(name="x", seed=7)
+    Run(tmp_path, config).open("sft", ("seed", "sft"))
+    stamp = tmp_path / "sft" / "config.json"
+    stamp.write_text(json.dumps({name: value for name, value in json.loads(stamp.read_text()).items() if name != key}))
+    with pytest.raises(ConfigError, match=key) if refused else contextlib.nullcontext():
+        Run(tmp_path, config).open("sft", ("seed", "sft"))
 
 
 def test_a_change_that_does_not_matter_to_a_stage_is_allowed(tmp_path: Path) -> None:
