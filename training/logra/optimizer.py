@@ -179,6 +179,7 @@ class Logra(torch.optim.Optimizer):
         if self.sketches.held:
             raise StepError("a step is already proposed: need apply or abandon first")
         self._link()
+        self.last_update = {}  # a step that is not taken has none
         try:
             self.sketches.check()
             self._compare()

@@ -228,6 +228,15 @@ def test_what_is_left_for_the_sender_repeats_the_weights_bit_for_bit(quantise: s
     assert same({name: weights_of(model)[name] for name in replayed}, replayed)
 
 
+def test_a_step_that_was_not_taken_leaves_nothing_for_the_sender() -> None:
+    _, optimizer = ready(quantise="int16")
+    optimizer.step()
+    optimizer.sketches.flat[3] = math.nan
+    with pytest.raises(StepError):
+        optimizer.step()
+    assert optimizer.last_update == {}
+
+
 @pytest.mark.parametrize("quantise", ["none", "int16"])
 def test_a_whole_proposal_applied_is_the_plain_step_bit_for_bit(quantise: str) -> None:
     model, optimizer = ready(quantise=quantise)
