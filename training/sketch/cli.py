@@ -5,7 +5,6 @@ from pathlib import Path
 
 from groundhop.errors import GroundhopError, InputError
 
-MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 CHECKPOINT = "a safetensors file, or a Hugging Face checkpoint folder"
 
 
@@ -18,7 +17,9 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     create.add_argument("site", type=Path, metavar="SITE", help="a folder that is empty or not there")
     create.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help=CHECKPOINT)
     create.add_argument("--masters", type=Path, default=None, metavar="CHECKPOINT", help="the FP32 weights of it")
-    create.add_argument("--modules", nargs="+", default=list(MODULES), help="layers that the trainer sketches")
+    create.add_argument(
+        "--modules", nargs="+", default=None, help="layers that the trainer sketches (default: LoGRA's)"
+    )
     create.add_argument("--version", type=int, default=0, dest="version_number", help="of the checkpoint (default: 0)")
     apply = commands.add_parser("apply", help="bring a site to a record, and write the step as a delta file")
     apply.add_argument("site", type=Path, metavar="SITE")

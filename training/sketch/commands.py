@@ -9,6 +9,7 @@ from pathlib import Path
 from groundhop.errors import InputError, MissingError
 from groundhop.training.hotload.atomic import replacing
 from groundhop.training.hotload.checkpoint import open_checkpoint
+from groundhop.training.logra.memory import TARGETS
 from groundhop.training.sketch.masters import named_targets
 from groundhop.training.sketch.record import read_record
 from groundhop.training.sketch.site import Site
@@ -41,12 +42,15 @@ def inspect(record: Path) -> str:
     )
 
 
-def create(site: Path, checkpoint: Path, modules: Sequence[str], masters: Path | None, version: int) -> str:
-    """Make a site of a checkpoint. Raises: InputError where one is in the folder already, or no weight is of `modules`."""
+def create(site: Path, checkpoint: Path, modules: Sequence[str] | None, masters: Path | None, version: int) -> str:
+    """Make a site of a checkpoint. Raises: InputError where one is in the folder already, or no weight is of `modules`.
+
+    None stands for the layers that LoGRA trains unless it is told otherwise.
+    """
     if site.exists() and any(site.iterdir()):
         raise InputError(f"{site} is not empty: need a folder of its own for a site")
     weights = open_checkpoint(checkpoint)
-    targets = named_targets(weights.specs, modules)
+    targets = named_targets(weights.specs, modules or TARGETS)
     made = Site.create(site, weights, targets, open_checkpoint(masters) if masters else None, version=version)
     return f"{site}: version {made.version}, {len(targets)} masters\nstate {made.digest}"
 

@@ -18,6 +18,7 @@ from groundhop.training.logra.signs import sign_matrix
 SUM_LIMIT = 1 << 24
 """Integers below it are exact in float32."""
 LEAST_EXPONENT, GREATEST_EXPONENT = -126, 100
+"""Of a row's power of two: 2^e and 2^-e are normal numbers, and 2^24 * 2^e is finite."""
 MASTER_TYPES = ("BF16", "F32")
 """Types of a checkpoint that follow from an FP32 master."""
 DIGEST_BYTES = 16

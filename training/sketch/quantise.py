@@ -14,11 +14,8 @@ import torch
 from torch import Tensor
 
 from groundhop.errors import InputError
+from groundhop.training.sketch.expand import GREATEST_EXPONENT, LEAST_EXPONENT, SUM_LIMIT
 
-SUM_LIMIT = 1 << 24
-"""Integers below it are exact in float32."""
-LEAST_EXPONENT, GREATEST_EXPONENT = -126, 100
-"""2^e and 2^-e are normal numbers, and 2^24 * 2^e is finite."""
 SLICE_ELEMENTS = 1 << 24
 """Elements of a weight that are updated at a time: what bounds the temporary memory."""
 

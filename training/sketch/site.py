@@ -15,21 +15,14 @@ from typing import Literal
 import numpy as np
 
 from groundhop.errors import ChecksumError, ConflictError, InputError, StoreError
-from groundhop.training.hotload.bits import Bits, Weights
-from groundhop.training.hotload.delta import (
-    Entry,
-    TensorDelta,
-    apply_delta,
-    dump_delta,
-    encode_tensor,
-    read_delta,
-)
+from groundhop.training.hotload.bits import Weights
+from groundhop.training.hotload.delta import apply_delta, dump_delta, read_delta
 from groundhop.training.hotload.fingerprint import fingerprint
 from groundhop.training.hotload.named import Whole
-from groundhop.training.logra.signs import sign_matrix
-from groundhop.training.sketch.expand import Master, check_step, digest_signs, expand, rounded
+from groundhop.training.sketch.expand import Master, rounded
 from groundhop.training.sketch.masters import master_specs, read_masters
-from groundhop.training.sketch.record import Record, Sketch, read_record
+from groundhop.training.sketch.record import Record, read_record
+from groundhop.training.sketch.replay import checkpoint_deltas, expand_all, masters_sent, mended
 from groundhop.training.sketch.site_state import (
     State,
     digest_masters,
@@ -170,11 +163,11 @@ class Site:
         """Move `state`, all of it or nothing; also the repair that was needed."""
         record = read_record(content)
         _check_follows(record, state)
-        masters, wrong = _expanded(record, state)
-        masters |= _sent(record, state)
+        masters, wrong = expand_all(record, state)
+        masters |= masters_sent(record, state)
         repair = fetch(wrong) if wrong else None
-        mended = _mended(repair, wrong)
-        made = [*_rounded(masters, state), *(entry.tensor_delta for entry in (*record.delta.entries, *mended))]
+        entries = (*record.delta.entries, *mended(repair, wrong))
+        made = [*checkpoint_deltas(masters, state), *(entry.tensor_delta for entry in entries)]
         base, version = record.head.base_digest, record.head.version
         delta = dump_delta(made, version=version, base_digest=base, digest=record.head.digest)
         apply_delta(read_delta(delta), state, state.prints)
@@ -187,6 +180,8 @@ def _check_follows(record: Record, state: State) -> None:
     head = record.head
     if head.chain != state.chain:
         raise InputError(f"the trainer began from the masters {head.chain[:12]}, this site from {state.chain[:12]}")
+    if head.version <= head.base:
+        raise InputError(f"version {head.version} cannot build on {head.base}")
     if head.base != state.version or head.base_digest != state.digest:
         raise ConflictError(
             f"version {head.version} builds on {head.base} ({head.base_digest[:12]}), "
@@ -194,73 +189,6 @@ def _check_follows(record: Record, state: State) -> None:
         )
     if odd := [name for name in record.names if name not in state.specs]:
         raise InputError(f"the record has {odd[0]}, which this site has not")
-
-
-def _expanded(record: Record, state: State) -> tuple[dict[str, Master], list[str]]:
-    """Masters after their sketches, and the weights whose sketch is of no use here."""
-    masters: dict[str, Master] = {}
-    wrong: list[str] = []
-    for sketch in record.sketches:
-        name = sketch.row.name
-        try:
-            masters[name] = _replayed(sketch, state)
-        except (InputError, ChecksumError) as error:
-            logger.warning("version %d: asking for the delta of %s: %s", record.head.version, name, error)
-            wrong.append(name)
-    return masters, wrong
-
-
-def _replayed(sketch: Sketch, state: State) -> Master:
-    """Raises: InputError, ChecksumError that say why the sketch does not give the promised bits."""
-    row = sketch.row
-    master = state.masters.get(row.name)
-    if master is None or master.shape != (row.rows, row.columns):
-        raise InputError(f"no master of [{row.rows}, {row.columns}]")
-    if state.since[row.name] != row.since:
-        raise ChecksumError(f"the sketch starts from version {row.since}, the master is at {state.since[row.name]}")
-    for number, step in enumerate(sketch.steps()):
-        where = f"step {number} of {row.name}"
-        check_step(step, master.shape, where)
-        signs = sign_matrix(step.seed, step.rank, row.columns)
-        if digest_signs(signs) != step.sign_digest:
-            raise ChecksumError(f"{where}: the trainer drew other signs from its seed")
-        master = expand(master, step, signs)
-    if fingerprint(rounded(master, state.specs[row.name].dtype)) != sketch.fingerprint:
-        raise ChecksumError("its bits have another fingerprint than promised")
-    return master
-
-
-def _sent(record: Record, state: State) -> dict[str, Master]:
-    """Masters that came whole."""
-    masters = {}
-    for entry in record.masters.entries:
-        held = state.masters.get(entry.name)
-        if held is None or held.shape != entry.shape:
-            raise InputError(f"the record has a master of {entry.name}{list(entry.shape)}, this site has none")
-        bits: Bits = np.zeros(entry.spec.size, np.uint32)
-        for change in record.masters.changes(entry):
-            change.scatter(bits, change.result(change.gather(bits)))
-        if fingerprint(bits) != entry.fingerprint:
-            raise ChecksumError(f"{entry.name}: its master has another fingerprint than promised")
-        masters[entry.name] = bits.view(np.float32).reshape(entry.shape)
-    return masters
-
-
-def _mended(repair: bytes | None, wrong: list[str]) -> tuple[Entry, ...]:
-    """The entries of a delta that was asked for; `apply_delta` checks where they lead. Raises: InputError for other weights."""
-    entries = read_delta(repair).entries if repair is not None else ()
-    if odd := [entry.name for entry in entries if entry.name not in wrong]:
-        raise InputError(f"need the delta of {', '.join(wrong)}, got one of {', '.join(odd)}")
-    return entries
-
-
-def _rounded(masters: Mapping[str, Master], state: State) -> Iterator[TensorDelta]:
-    """What changes in the checkpoint where masters move."""
-    for name, master in masters.items():
-        spec = state.specs[name]
-        delta = encode_tensor(spec, state.arrays[name], rounded(master, spec.dtype), prints=(state.prints[name], None))
-        if delta is not None:
-            yield delta
 
 
 def _advance(state: State, record: Record, masters: Mapping[str, Master], wrong: Iterable[str]) -> None:

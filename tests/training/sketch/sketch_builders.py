@@ -1,6 +1,6 @@
 """Trainers and steps for the tests of sketch sync: torch on one side, numpy on the other."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
@@ -14,6 +14,11 @@ TARGETS = ("layer.0.weight", "layer.1.weight")
 OTHER = "norm.weight"
 """Updated in another way."""
 SHAPES: Mapping[str, tuple[int, ...]] = {"layer.0.weight": (48, 400), "layer.1.weight": (30, 600), "norm.weight": (64,)}
+
+
+def bfloat16_of(weight: torch.Tensor) -> Bits:
+    """The flat bits of a weight in bfloat16, rounded by torch."""
+    return weight.detach().bfloat16().view(torch.int16).numpy().view(np.uint16).reshape(-1)
 
 
 class Trainer:
@@ -49,10 +54,7 @@ class Trainer:
 
     def canonical(self) -> dict[str, Bits]:
         """The bits of a bfloat16 checkpoint, rounded by torch."""
-        return {
-            name: weight.bfloat16().view(torch.int16).numpy().view(np.uint16).reshape(-1)
-            for name, weight in self.weights.items()
-        }
+        return {name: bfloat16_of(weight) for name, weight in self.weights.items()}
 
     def checkpoint(self) -> "Bfloat16":
         return Bfloat16(self.canonical())
@@ -61,19 +63,19 @@ class Trainer:
 class Bfloat16:
     """A `Weights` of bfloat16 bits."""
 
-    def __init__(self, held: Mapping[str, Bits]) -> None:
+    def __init__(self, held: Mapping[str, Bits], shapes: Mapping[str, tuple[int, ...]] = SHAPES) -> None:
         self.held = {name: bits.copy() for name, bits in held.items()}
-        self.specs = {name: TensorSpec(name=name, dtype="BF16", shape=SHAPES[name]) for name in held}
+        self.specs = {name: TensorSpec(name=name, dtype="BF16", shape=tuple(shapes[name])) for name in held}
 
     def bits(self, name: str) -> Bits:
         return self.held[name]
 
 
 class Wide:
-    """A trainer's weights as an FP32 checkpoint."""
+    """Weights as an FP32 checkpoint."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.held = {name: weight.numpy().copy() for name, weight in trainer.weights.items()}
+    def __init__(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self.held = {name: weight.detach().numpy().copy() for name, weight in named}
         self.specs = {name: TensorSpec(name=name, dtype="F32", shape=one.shape) for name, one in self.held.items()}
 
     def bits(self, name: str) -> Bits:

@@ -50,8 +50,7 @@ def test_a_step_is_read_as_it_was_written(dtype: type) -> None:
     integers = random.integers(limits.min, limits.max, (9, 5), dtype=dtype, endpoint=True)
     step = Step(7, float(np.float32(0.999)), integers, random.integers(-126, 101, 9, dtype=np.int16), b"d" * 16)
     (row, body), record = encode_step(step), read_record(sent())
-    values = {name: getattr(record.sketches[0].row, name) for name in record.sketches[0].row.__struct_fields__}
-    sketch = Sketch(type(record.sketches[0].row)(**{**values, "rows": 9, "steps": (row,)}), (body,))
+    sketch = Sketch(msgspec.structs.replace(record.sketches[0].row, rows=9, steps=(row,)), (body,))
     (got,) = sketch.steps()
     assert np.array_equal(got.integers, step.integers) and got.integers.dtype == dtype
     assert np.array_equal(got.exponents, step.exponents)

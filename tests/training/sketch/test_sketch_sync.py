@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from sketch_builders import OTHER, TARGETS, Bfloat16, Trainer, Wide
@@ -144,8 +145,7 @@ def corrupted(content: bytes) -> bytes:
     integers = step.integers.copy()
     integers[5, 1] ^= 1
     row, body = encode_step(replace(step, integers=integers))
-    values = {name: getattr(first.row, name) for name in first.row.__struct_fields__}
-    sketch = Sketch(type(first.row)(**{**values, "steps": (row,)}), (body,))
+    sketch = Sketch(msgspec.structs.replace(first.row, steps=(row,)), (body,))
     return resealed(record, [sketch, *record.sketches[1:]])
 
 
@@ -179,16 +179,16 @@ def test_a_sketch_that_cannot_be_used_is_mended_through_the_delta(tmp_path: Path
     pair = Pair(tmp_path)
     record = read_record(pair.sent().content)
     first = record.sketches[0]
-    values = {name: getattr(first.row, name) for name in first.row.__struct_fields__}
-    step = {name: getattr(first.row.steps[0], name) for name in first.row.steps[0].__struct_fields__}
     match what:
         case "signs":
-            values["steps"] = (type(first.row.steps[0])(**{**step, "sign_digest": b"x" * 16}),)
+            step = msgspec.structs.replace(first.row.steps[0], sign_digest=b"x" * 16)
+            row = msgspec.structs.replace(first.row, steps=(step,))
         case "rank":
-            values["steps"] = (type(first.row.steps[0])(**{**step, "rank": 5}),)
-        case "since":
-            values["since"] = 7
-    content = resealed(record, [Sketch(type(first.row)(**values), first.bodies), *record.sketches[1:]])
+            step = msgspec.structs.replace(first.row.steps[0], rank=5)
+            row = msgspec.structs.replace(first.row, steps=(step,))
+        case _:
+            row = msgspec.structs.replace(first.row, since=7)
+    content = resealed(record, [Sketch(row, first.bodies), *record.sketches[1:]])
     assert (pair.site.apply(content, pair.fetch).repaired, pair.equal()) == ((FIRST,), True)
 
 
@@ -220,6 +220,9 @@ def test_a_record_out_of_turn_or_of_another_trainer_is_refused(tmp_path: Path) -
         pair.site.apply(second.content, nothing)
     with pytest.raises(InputError, match="began from"):
         other.site.apply(first.content, nothing)
+    record = read_record(first.content)
+    with pytest.raises(InputError, match="cannot build on 0"):
+        pair.site.apply(dump_record(msgspec.structs.replace(record.head, version=0), record.sketches, [], []), nothing)
     for sent in (first, second):
         pair.site.apply(sent.content, nothing)
     assert pair.equal()
@@ -315,7 +318,7 @@ def test_masters_of_an_fp32_checkpoint_must_round_to_the_checkpoint(tmp_path: Pa
     trainer = Trainer()
     base = trainer.checkpoint()
     trainer.step()
-    masters = Wide(trainer)
+    masters = Wide(trainer.named())
     with pytest.raises(InputError, match="does not round"):
         Site.create(tmp_path / "site", base, TARGETS, masters)
     site = Site.create(tmp_path / "site", trainer.checkpoint(), TARGETS, masters)
