@@ -4,7 +4,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ STAGES = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0 when done, 1 on an error of ours, 2 on wrong usage, 130 when interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options = _parser(hotload="hotload" in given).parse_args(given)
+    options = _parser(whole={"hotload", "sketch"} & set(given)).parse_args(given)
     _set_up_logging(options.verbose)
     try:
         return _dispatch(options)
@@ -74,6 +74,11 @@ def _dispatch(options: argparse.Namespace) -> int:
 
             if text := hotload.run(options):
                 print(text)
+        case "sketch":
+            from groundhop.training.sketch import cli as sketch
+
+            if text := sketch.run(options):
+                print(text)
         case "run":
             return _run_all(options)
         case stage:
@@ -112,8 +117,8 @@ def _run(options: argparse.Namespace) -> "Run":
     return Run(Path(options.run_dir) if options.run_dir else Path("runs") / config.name, config)
 
 
-def _parser(hotload: bool = False) -> argparse.ArgumentParser:
-    """All commands; those of hot-load with their own options where `hotload` says that they are wanted."""
+def _parser(whole: Collection[str] = ()) -> argparse.ArgumentParser:
+    """All commands; those of hot-load and sketch sync with their own options where `whole` names them."""
     parser = argparse.ArgumentParser(prog="groundhop", description="From web pages to a better search agent.")
     parser.add_argument("--version", action="version", version=f"groundhop {__version__}")
     parser.add_argument("-v", "--verbose", action="store_true", help="show debug messages")
@@ -146,10 +151,15 @@ def _parser(hotload: bool = False) -> argparse.ArgumentParser:
     view = commands.add_parser("view", help="say what a run folder holds")
     view.add_argument("run", metavar="RUN_DIR")
     weights = commands.add_parser("hotload", help="weight deltas: diff, apply, fold, inspect and verify checkpoints")
-    if hotload:
+    if "hotload" in whole:
         from groundhop.training.hotload.cli import add_commands
 
         add_commands(weights)
+    sketches = commands.add_parser("sketch", help="LoGRA steps as integer factors: read records, keep a receiving site")
+    if "sketch" in whole:
+        from groundhop.training.sketch.cli import add_commands as add_sketch_commands
+
+        add_sketch_commands(sketches)
     _add_memory(commands.add_parser("memory", help="what training a model would hold in memory, with AdamW and LoGRA"))
     commands.add_parser("doctor", help="say what this machine has and lacks, and what to do about it")
     return parser
