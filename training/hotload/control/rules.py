@@ -77,7 +77,8 @@ def deadlines(deployment: Deployment) -> Iterator[float]:
     for replica in deployment.replicas.values():
         if replica.state == "offline":
             yield replica.updated_at + config.forget_after_s
-        elif replica.state != "serving":
+        else:
+            # One that serves waits, too, after it failed to fetch.
             yield replica.not_before
     hot_load = open_hot_load(deployment)
     if hot_load is None:

@@ -164,9 +164,11 @@ def _register(deployment: Deployment, event: Registered, time: float) -> Deploym
 
 
 def _begin(deployment: Deployment, names: Iterable[str], identity: str, time: float) -> Deployment:
+    """Set replicas to an attempt. One that was on its way to the head leaves it: what it staged or wrote is not this attempt's."""
+    before = {name: deployment.replicas[name] for name in names}
     fresh = {
         name: replace(
-            deployment.replicas[name],
+            give_up(replica, replica.target or identity, deployment.head, time),
             tries=0,
             hopeless=False,
             not_before=0.0,
@@ -175,7 +177,7 @@ def _begin(deployment: Deployment, names: Iterable[str], identity: str, time: fl
             finished_at=None,
             bytes=0,
         )
-        for name in names
+        for name, replica in before.items()
     }
     return replace(deployment, replicas={**deployment.replicas, **fresh})
 

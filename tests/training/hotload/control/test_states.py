@@ -116,6 +116,31 @@ def test_a_failed_stage_is_tried_again_after_a_while_under_another_txn(tmp_path:
     assert plane.service.view_hot_load(created.hot_load_id).state == "completed"
 
 
+def test_one_that_serves_is_woken_for_its_next_try(tmp_path: Path) -> None:
+    """Its agent waits for a task; without this clock it would not hear of one before its question runs out."""
+    plane, (one, other) = plane_with(tmp_path, 2)
+    plane.serve("v1", one, other)
+    plane.create("v2", "v1")
+    one.report("failed")
+    assert (plane.states()["a"], one.task) == ("serving", None)
+    assert plane.service.tick() == plane.state.replicas["a"].not_before
+
+
+@pytest.mark.parametrize("phase", TO_PREPARED)
+def test_a_repair_under_way_does_not_count_for_the_next_hot_load(tmp_path: Path, phase: Phase) -> None:
+    plane, (one, other) = plane_with(tmp_path, 2)
+    plane.serve("v1", one, other)
+    plane.create("v2", "v1")
+    one.work(), other.work(), one.work("applying")
+    other.report("failed", retry=False)
+    assert one.task is not None and one.task.action == "recover"
+    one.work(phase)
+    plane.create("v3", "v1", operation="overwrite")
+    other.work()
+    assert one.task.action == "stage"
+    assert one.task.identity == "v3"
+
+
 def test_reports_of_an_earlier_try_are_not_accepted(tmp_path: Path) -> None:
     plane, (one,) = plane_with(tmp_path, 1)
     plane.create("v1")
