@@ -150,6 +150,19 @@ def test_a_step_without_a_gradient_is_not_probed() -> None:
     assert optimizer.last is not None and (optimizer.last.predicted, optimizer.last.realised) == (0.0, None)
 
 
+def test_each_step_spends_one_update_of_the_schedule() -> None:
+    model = Table()
+    optimizer = Controlled(torch.optim.SGD(model.parameters(), lr=10.0), model, Budget(1e-4, 1e-6, 1))
+    optimizer.probe = lambda: [probe(11)]
+    spent = []
+    for _ in range(2):
+        backward(model, probe(11))
+        optimizer.step()
+        assert optimizer.last is not None
+        spent.append(optimizer.last.predicted * optimizer.last.alpha**2)
+    assert spent == pytest.approx([1e-4, 1e-6], rel=1e-9)
+
+
 def test_finite_differences_can_take_the_derivatives_place() -> None:
     by_jvp, by_differences = llama().eval(), llama().eval()
     optimizers = [controlled(by_jvp, 1e-6), controlled(by_differences, 1e-6, predict=predict_by_differences)]

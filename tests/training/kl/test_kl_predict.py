@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as functional
 from small_policies import (
     WORDS,
     Lossy,
@@ -156,10 +157,35 @@ def head_inputs(model: Any, batch: Probe) -> Tensor:
 
 
 def test_tied_modules_named_together_are_moved_once() -> None:
-    model, batch = llama(), probe()
-    part = LowRank(torch.ones(WORDS, 1).mul_(0.01).cumsum(0), torch.ones(1, 16, dtype=torch.int8))
-    once = predict(model, LowRankDirection({"lm_head": part}), [batch])
-    assert predict(model, LowRankDirection({"lm_head": part, "model.embed_tokens": part}), [batch]) == once
+    torch.manual_seed(0)
+    first = nn.Linear(11, 11)
+    model = Table(through=nn.Sequential(first, nn.ReLU(), nn.Linear(11, 11)))
+    model.through[2].weight = first.weight
+    part = LowRank(torch.arange(11.0)[:, None], torch.ones(1, 11, dtype=torch.int8))
+    by_both_names = predict(model, LowRankDirection({"through.0": part, "through.2": part}), [probe(11)])
+    full = DenseDirection({"through.0.weight": part.factor @ torch.ones(1, 11)})
+    assert by_both_names == pytest.approx(predict(model, full, [probe(11)]), rel=1e-5)
+    other = LowRank(part.factor * 2, part.projection)
+    with pytest.raises(InputError, match="shares its weight"):
+        predict(model, LowRankDirection({"through.0": part, "through.2": other}), [probe(11)])
+
+
+class Attending(nn.Module):
+    """Calls torch's attention itself, not by way of a model's configuration."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])[:, 0]
+
+
+def test_no_fused_attention_is_used_while_probing() -> None:
+    model, seen = llama(), list[str]()
+    hook = model.model.norm.register_forward_hook(lambda *_: seen.append(model.config._attn_implementation))
+    predict(model, LowRankDirection(low_rank_parts(model)), [probe(rows=1)])
+    hook.remove()
+    assert seen == ["eager"]
+    torch.manual_seed(0)
+    table = Table(through=nn.Sequential(nn.Linear(11, 11), Attending()))
+    assert predict(table, DenseDirection({"through.0.weight": torch.eye(11)}), [probe(11)]) > 0
 
 
 def test_bfloat16_autocast_predicts_nearly_the_same() -> None:
@@ -282,10 +308,25 @@ try:
     print(predict(table, dense_for(table), [] if rank else [None]))
 except AttributeError:
     print("failed here")
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from groundhop.errors import InputError
+from groundhop.training.kl.direction import DenseDirection, LowRank, LowRankDirection
+torch.manual_seed(0)
+table = Table(through=nn.Linear(11, 11))
+step = LowRank(torch.arange(11.0)[:, None], torch.ones(1, 11, dtype=torch.int8))
+print(predict(table, LowRankDirection({"through": step}), [probe(11)]))
+fully_shard(table.through)
+fully_shard(table)
+print(predict(table, LowRankDirection({"through": step}), [probe(11)]))
+try:
+    predict(table, DenseDirection({"through.weight": torch.ones(11, 11)}), [probe(11)])
+except InputError as error:
+    print(error)
 """
 
 
-def test_k6_two_processes_predict_and_measure_what_one_does(tmp_path: Path) -> None:
+def test_k6_two_processes_predict_and_measure_what_one_does_also_with_sharded_weights(tmp_path: Path) -> None:
     command = [sys.executable, "-c", RANK]
     ranks = [
         subprocess.Popen(
@@ -293,13 +334,17 @@ def test_k6_two_processes_predict_and_measure_what_one_does(tmp_path: Path) -> N
         )
         for rank in range(2)
     ]
-    said = [rank.communicate(timeout=500)[0].split("\n")[:3] for rank in ranks]
+    said = [rank.communicate(timeout=500)[0].split("\n") for rank in ranks]
     table, kept = Table(), list[Tensor]()
     probes = [probe(11, rows=1, seed=5), probe(11, rows=1, seed=6), probe(11, rows=2, seed=1)]
     alone = predict(table, dense_for(table), probes, kept=kept)
     table.rows.weight.data += 0.01 * torch.eye(11)
-    for first, second, _ in said:
+    for first, second, *_ in said:
         assert float(first) == pytest.approx(alone, rel=1e-12)
         assert float(second) == pytest.approx(realised(table, probes, kept), rel=1e-12)
     # A process that fails tells the other one, which would wait for ever.
     assert (said[0][2], said[1][2]) == ("failed here", "nan")
+    # Row shards of FSDP2 take low-rank steps, and no full ones.
+    for _, _, _, whole, sharded, refused, *_ in said:
+        assert float(sharded) == pytest.approx(float(whole), rel=1e-6)
+        assert "DTensor" in refused
