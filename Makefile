@@ -6,7 +6,7 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 RUN_DIR ?= runs/demo
 
-.PHONY: setup demo smoke test check format bench bench-hotload wheel clean
+.PHONY: setup demo smoke test check format bench bench-hotload bench-logra wheel clean
 
 setup: $(STAMP)
 
@@ -43,6 +43,13 @@ bench: $(STAMP)
 
 bench-hotload: $(STAMP)
 	$(BIN)/python bench/hotload_codec.py --write docs/results.md
+
+# Alone on the machine; the last three read the traces of a demo run.
+bench-logra: $(STAMP)
+	$(BIN)/python bench/logra_step.py --write docs/results.md
+	$(BIN)/python bench/kl_control.py --run $(RUN_DIR) --write docs/results.md
+	$(BIN)/python bench/sketch_sync.py --run $(RUN_DIR) --write docs/results.md
+	$(BIN)/python bench/logra_quality.py --run $(RUN_DIR) --write docs/results.md --plot docs/plots/logra-quality.svg
 
 wheel: $(STAMP)
 	$(BIN)/python -m build --no-isolation --outdir dist

@@ -9,7 +9,7 @@ from groundhop.config import RunConfig, flatten, to_tree
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 TABLES = [name for name, value in to_tree(RunConfig(name="x")).items() if isinstance(value, dict)]
-COMMANDS = {"run", "serve", "search", "view", "doctor", "hotload", *STAGES}
+COMMANDS = {"run", "serve", "search", "view", "doctor", "hotload", "memory", "sketch", *STAGES}
 FILE_ENDINGS = {"jsonl", "py", "parquet", "zst", "html", "toml", "md", "txt", "safetensors"}
 TENSORS = {"model.embed_tokens"}
 
