@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from groundhop.errors import InputError, StepError
 from groundhop.training.kl.direction import DenseDirection, JointDirection, LowRank, LowRankDirection
-from groundhop.training.kl.predict import half_variances, predict, realised
+from groundhop.training.kl.predict import divergences, half_variances, predict, realised
 from groundhop.training.kl.probe import Probe
 
 
@@ -106,6 +106,12 @@ def test_chunks_of_positions_do_not_change_the_sum() -> None:
     logits, slopes = (torch.randn(150, 13, generator=random) for _ in range(2))
     by_hand = half_variance_by_hand(logits, slopes) * 150
     assert float(half_variances(logits, slopes, 1.0)) == pytest.approx(by_hand, rel=1e-9)
+
+
+def test_words_that_are_impossible_before_and_after_add_nothing() -> None:
+    before, after = torch.tensor([[1.0, 2.0, -torch.inf]]), torch.tensor([[0.0, 3.0, -torch.inf]])
+    p, q = before.double().softmax(-1)[0, :2], after.double().softmax(-1)[0, :2]
+    assert float(divergences(before, after, 1.0)) == pytest.approx(float((p * (p / q).log()).sum()), rel=1e-12)
 
 
 def jvp_of(model: Any, batch: Probe, steps: dict[str, Tensor]) -> Tensor:
