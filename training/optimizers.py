@@ -26,11 +26,12 @@ class SparingLogra(Logra):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Take the step, or none of it."""
         try:
-            return super().step(closure)
+            loss: float | None = super().step(closure)
         except StepError as error:
             logger.warning("the optimizer took no step: %s", error)
             self.zero_grad()
             return None
+        return loss
 
 
 class SparingControlled(Controlled):
@@ -41,11 +42,12 @@ class SparingControlled(Controlled):
         """Take the step, or none of it; `last` is None then."""
         self.last = None
         try:
-            return super().step(closure)
+            loss: float | None = super().step(closure)
         except StepError as error:
             logger.warning("the optimizer took no step: %s", error)
             self.zero_grad()
             return None
+        return loss
 
 
 def make_optimizer(
