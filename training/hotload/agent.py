@@ -92,6 +92,8 @@ class Agent:
         self._hands = asyncio.Lock()
         """Held by whoever pauses, writes to or resumes the server."""
         self._registered: RegisterReply | None = None
+        self._label = ""
+        """What the server called its weights when it was last taken stock of, or put into service."""
         self._stuck_since: float | None = None
         self._since_kept = settings.keep_every
         self._keeping: asyncio.Task[None] | None = None
@@ -129,6 +131,7 @@ class Agent:
                 "reset_all" if before.writing else "preserve", f"{live.identity} {time.time_ns()}"
             )
             await self._replica.stamp(str(live.version))
+        self._label = await self._replica.version()
         await self._replica.put_back()
 
     def _commits(self) -> list[Held]:
@@ -194,7 +197,9 @@ class Agent:
                 await self._replica.take_out(f"its weights wait for a repair to {record.writing.to.identity}")
             return
         self._stuck_since = None
-        if record.held is not None and await self._replica.version() != str(record.held.version):
+        # Weights that were recognised only when a version was staged are not labelled yet.
+        known = {self._label, str(record.held.version)} if record.held is not None else set()
+        if known and await self._replica.version() not in known:
             logger.warning("%s was started again", self._replica.url)
             await self._take_stock()
             await self._register()
@@ -303,6 +308,7 @@ class Agent:
         if plan is None or plan.txn != task.txn:
             raise ServerError(f"nothing is prepared for {task.txn}")
         done = await swap.serve(self._replica, self._journal, plan)
+        self._label = plan.label
         await self._report(task, "serving", cache_reset=done == "reset_all")
         self._plan = None
         await asyncio.to_thread(self._depot.tidy, {task.identity})

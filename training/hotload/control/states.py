@@ -155,9 +155,10 @@ def _register(deployment: Deployment, event: Registered, time: float) -> Deploym
     if same_agent and before == "prepared" and about.current.dirty_to == deployment.head == known.target:
         # Its acknowledgement stands in the ledger and the commit came: it rolls forward.
         return _put(deployment, about.name, replace(known, state="prepared", about=about, updated_at=time, detail=""))
-    # An agent that starts again and again must not keep an attempt waiting for ever.
-    tries = known.tries if same_agent else known.tries + 1
-    replica = settle(replace(known, txn="", tries=tries, cache_reset=False, **fields), deployment.head, "recovering")
+    # Under another try, and so another key: what was in hand is over, and its agent is told to do it again. And an agent that
+    # starts again and again must not keep an attempt waiting for ever.
+    anew = replace(known, txn="", tries=known.tries + 1, cache_reset=False, **fields)
+    replica = settle(anew, deployment.head, "recovering")
     if replica.state == "serving" and not is_required(deployment, about.name):
         replica = replace(replica, tries=0, detail="")
     return _put(deployment, about.name, replica)

@@ -378,6 +378,25 @@ def test_an_agent_that_restarts_without_end_does_not_hold_an_attempt_for_ever(tm
     assert plane.service.view_hot_load(created.hot_load_id).state == "failed"
 
 
+@pytest.mark.parametrize("phase", [None, "fetching", "staged"])
+def test_one_that_was_lost_sight_of_gets_its_task_anew(tmp_path: Path, phase: Phase | None) -> None:
+    """By another key: the agent did not do what it was told, as its reports were not accepted while it was offline."""
+    plane, (one,) = plane_with(tmp_path, 1, attempts=5)
+    late = Replica(plane, "b")
+    plane.serve("v1", one)
+    late.register()
+    task = late.task
+    assert task is not None
+    if phase:
+        late.work(phase)
+    plane.sleep(11, one)
+    late.register()
+    again = late.task
+    assert again is not None
+    assert (again.action, again.identity) == ("recover", "v1")
+    assert again.txn != task.txn
+
+
 def test_the_same_report_again_changes_nothing(tmp_path: Path) -> None:
     plane, (one, _) = plane_with(tmp_path, 2)
     plane.create("v1")
