@@ -7,7 +7,7 @@ The card moves after the bits. A baseline in memory is built anew from the store
 
 import os
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,8 @@ class Baseline:
         self.identity = identity
         self.version = version
         self.digest = state_digest(specs, self.prints)
+        self.followers: list[Callable[[Touched], None]] = []
+        """Told of every row that `advance` writes: copies of the bits elsewhere."""
         self._arrays = arrays
         self._mapped = mapped
 
@@ -78,6 +80,8 @@ class Baseline:
             if row.size != array.size or row.values.dtype.itemsize != array.dtype.itemsize:
                 raise InputError(f"{row.name}: the attempt is for {row.size} units, the baseline has {array.size}")
             array[slice(None) if row.positions is None else row.positions] = row.values
+            for follow in self.followers:
+                follow(row)
             prints[row.name] = row.fingerprint
         if (found := state_digest(self.specs, prints)) != digest:
             raise ChecksumError(f"{identity}: its attempt adds up to {found[:12]}, promised was {digest[:12]}")

@@ -19,7 +19,7 @@ from groundhop.training.hotload.classes import FIELDS, MOST_CLASSES, Field
 from groundhop.training.hotload.kernels import compiled, fixed
 from groundhop.training.hotload.locations import Ranks, read_locations, write_locations
 from groundhop.training.hotload.streams import Reader, Writer
-from groundhop.training.hotload.stretch import Moved, Stretch
+from groundhop.training.hotload.stretch import After, Moved, Stretch
 from groundhop.training.hotload.values import read_values, write_values
 
 Mode = Literal["dense", "overwrite", "xor", "add", "context"]
@@ -57,7 +57,7 @@ class Chunk:
 
 
 def encode_chunk(
-    spec: TensorSpec, old: Stretch | None, new: Stretch, moved: Moved, start: int, encoding: Encoding
+    spec: TensorSpec, old: Stretch | None, new: After, moved: Moved, start: int, encoding: Encoding
 ) -> Chunk | None:
     """Code one stretch. `moved` are the elements to send; None if there are none. Without `old` all is sent.
 
@@ -109,7 +109,7 @@ def decode_chunk(chunk: Chunk, spec: TensorSpec, old: Stretch | None, where: str
 
 
 def _candidates(
-    spec: TensorSpec, old: Stretch, new: Stretch, moved: Moved, encoding: Encoding
+    spec: TensorSpec, old: Stretch, new: After, moved: Moved, encoding: Encoding
 ) -> Iterator[tuple[Mode, bytes]]:
     """The modes worth comparing, made one after the other."""
     positions, before, after = moved

@@ -10,7 +10,15 @@ The format is described in docs/hotload.md; `fold.py` makes one delta of several
 from groundhop.training.hotload.changes import Change, Encoding, Operation
 from groundhop.training.hotload.delta_file import dump_delta, read_delta, summarise, write_delta
 from groundhop.training.hotload.patch import apply_delta, print_of, prints_of
-from groundhop.training.hotload.tensor_delta import Delta, DeltaSummary, Entry, Old, TensorDelta, encode_tensor
+from groundhop.training.hotload.tensor_delta import (
+    Delta,
+    DeltaSummary,
+    Entry,
+    Old,
+    TensorDelta,
+    encode_moved,
+    encode_tensor,
+)
 
 __all__ = [
     "Change",
@@ -23,6 +31,7 @@ __all__ = [
     "TensorDelta",
     "apply_delta",
     "dump_delta",
+    "encode_moved",
     "encode_tensor",
     "print_of",
     "prints_of",

@@ -1,6 +1,6 @@
 """A trainer's tensors as the bits that a checkpoint would hold: names, shapes and types checked against the baseline."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from groundhop.errors import InputError
 from groundhop.training.hotload.bits import Bits, TensorSpec, Weights, bits_of
+from groundhop.training.hotload.compare import New
 
 Named = Iterable[tuple[str, Any]]
 """All of a model's parameters by checkpoint name, each once; torch tensors (sharded ones too) or numpy arrays."""
@@ -70,27 +71,37 @@ def cast(tensor: Any, spec: TensorSpec) -> Bits:
 
     A sharded tensor is gathered. Raises: InputError for another shape, or a type that is not cast.
     """
+    typed = as_stored(tensor, spec)
+    return typed.bits if isinstance(typed, Whole) else bits_of(typed).view(spec.unit)
+
+
+def as_stored(tensor: Any, spec: TensorSpec) -> Any:
+    """A tensor whole and in the checkpoint's type, where it lies. Raises: as `cast`."""
     given = spec_of(spec.name, tensor)
     if given.shape != spec.shape:
         raise InputError(f"{spec.name}: need the shape {list(spec.shape)}, the trainer gave {list(given.shape)}")
     if isinstance(tensor, Whole):
         if given.dtype != spec.dtype:
             raise InputError(f"{spec.name}: need {spec.dtype}, got bits of {given.dtype}")
-        return tensor.bits
+        return tensor
     if hasattr(tensor, "full_tensor"):
         tensor = tensor.full_tensor()
     if given.dtype == spec.dtype:
-        return bits_of(tensor).view(spec.unit)
+        return tensor
     if given.dtype not in CASTS or spec.dtype not in CASTS:
         raise InputError(f"{spec.name}: need {spec.dtype}, the trainer gave {given.dtype}, which is not cast")
     import torch
 
     kind = next(name for name, dtype in TORCH_NAMES.items() if dtype == spec.dtype)
     plain = torch.from_numpy(tensor) if isinstance(tensor, np.ndarray) else tensor.detach()
-    return bits_of(plain.to(getattr(torch, kind)))
+    return plain.to(getattr(torch, kind))
 
 
-def matched(named: Named, base: Weights) -> Iterator[tuple[TensorSpec, Bits]]:
+Take = Callable[[Any, TensorSpec], New]
+"""How a trainer's tensor becomes bits; as `cast`, which brings them to the host."""
+
+
+def matched(named: Named, base: Weights, take: Take = cast) -> Iterator[tuple[TensorSpec, New]]:
     """Each tensor of `base` once, with the trainer's bits for it, in the trainer's order.
 
     A tied output head that only one side has is no error: where only the trainer has it, it must equal the embedding; where
@@ -98,7 +109,7 @@ def matched(named: Named, base: Weights) -> Iterator[tuple[TensorSpec, Bits]]:
     Raises: InputError for a name that comes twice, is missing or is not the checkpoint's; the missing ones at the end.
     """
     left = dict(base.specs)
-    embedding: Bits | None = None
+    embedding: New | None = None
     head: Any = None
     seen: set[str] = set()
     for name, tensor in named:
@@ -111,7 +122,7 @@ def matched(named: Named, base: Weights) -> Iterator[tuple[TensorSpec, Bits]]:
                 raise InputError(f"the trainer has {name}, which the checkpoint has not")
             head = tensor
             continue
-        bits = cast(tensor, spec)
+        bits = take(tensor, spec)
         if name == EMBEDDING:
             embedding = bits
         yield spec, bits
@@ -123,11 +134,12 @@ def matched(named: Named, base: Weights) -> Iterator[tuple[TensorSpec, Bits]]:
         raise InputError(f"the trainer did not give {len(left)} of the checkpoint's tensors, first {min(left)}")
 
 
-def _require_tied(head: Any, embedding: Bits | None, base: Weights) -> None:
+def _require_tied(head: Any, embedding: New | None, base: Weights) -> None:
     spec = base.specs.get(EMBEDDING)
     if spec is not None and embedding is not None and spec.shape == tuple(head.shape):
         as_embedding = TensorSpec(name=TIED_HEAD, dtype=spec.dtype, shape=spec.shape)
-        if np.array_equal(cast(head, as_embedding), embedding):
+        held = embedding if isinstance(embedding, np.ndarray) else embedding.all()
+        if np.array_equal(cast(head, as_embedding), held):
             return
     raise InputError(f"{TIED_HEAD} is not in the checkpoint, so it is tied, but it differs from {EMBEDDING}")
 

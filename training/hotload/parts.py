@@ -1,34 +1,39 @@
 """Code tensors in the wanted layout, gather them into parts, and hand these to the store while the next ones are coded."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from groundhop.training.hotload.bits import Bits, TensorSpec
 from groundhop.training.hotload.changes import Encoding
-from groundhop.training.hotload.delta import TensorDelta, dump_delta, encode_tensor
+from groundhop.training.hotload.delta import TensorDelta, dump_delta, encode_moved
 from groundhop.training.hotload.fingerprint import Fingerprint
 from groundhop.training.hotload.store.index import Layout
 from groundhop.training.hotload.store.shared_layout import SharedTensor, encode_shared, write_shared
 from groundhop.training.hotload.store.writer import SnapshotWriter
 from groundhop.training.hotload.touched import TouchedWriter
 
-Positions = NDArray[np.int64]
-"""Where old and new bits differ, increasing."""
-Also = NDArray[np.int64] | None
-"""Positions that an overwrite sends, whatever they hold; None in a differential snapshot."""
 Prints = tuple[Fingerprint, Fingerprint]
 """Of a tensor's old and new bits."""
+
+
+class Sent(NamedTuple):
+    """What is sent of a tensor; there is at least one element."""
+
+    positions: NDArray[np.int64]
+    """Increasing."""
+    values: Bits
+    """The new bits there."""
+    overwrite: bool = False
+    """Whether values are sent as they are, some perhaps equal to the old ones; else all differ, and differences may be sent."""
 
 
 class Coder(Protocol):
     """Codes tensors that have something to send, and joins them into a part."""
 
-    def code(
-        self, spec: TensorSpec, old: Bits, new: Bits, positions: Positions, also: Also, prints: Prints
-    ) -> tuple[Any, int]:
+    def code(self, spec: TensorSpec, old: Bits, sent: Sent, prints: Prints) -> tuple[Any, int]:
         """One tensor, coded, and its bytes."""
         ...
 
@@ -44,12 +49,11 @@ class OurCoder:
         self._version = version
         self._encoding: Encoding = encoding
 
-    def code(
-        self, spec: TensorSpec, old: Bits, new: Bits, positions: Positions, also: Also, prints: Prints
-    ) -> tuple[TensorDelta, int]:
+    def code(self, spec: TensorSpec, old: Bits, sent: Sent, prints: Prints) -> tuple[TensorDelta, int]:
         """One tensor, coded, and its bytes."""
-        delta = encode_tensor(spec, old, new, encoding=self._encoding, also=also, positions=positions, prints=prints)
-        assert delta is not None
+        delta = encode_moved(
+            spec, old, sent.positions, sent.values, encoding=self._encoding, overwrite=sent.overwrite, prints=prints
+        )
         return delta, delta.nbytes
 
     def join(self, tensors: list[TensorDelta]) -> bytes:
@@ -60,11 +64,14 @@ class OurCoder:
 class SharedCoder:
     """The layout that other systems read."""
 
-    def code(
-        self, spec: TensorSpec, old: Bits, new: Bits, positions: Positions, also: Also, prints: Prints
-    ) -> tuple[SharedTensor, int]:
-        """One tensor, coded, and its bytes."""
-        tensor = encode_shared(spec, old, new, operation="differential" if also is None else "overwrite", also=also)
+    def code(self, spec: TensorSpec, old: Bits, sent: Sent, prints: Prints) -> tuple[SharedTensor, int]:
+        """One tensor, coded, and its bytes. The layout speaks of every byte of a tensor, so it is put together first."""
+        new = old.copy()
+        new[sent.positions] = sent.values
+        if sent.overwrite:
+            tensor = encode_shared(spec, old, new, operation="overwrite", also=sent.positions)
+        else:
+            tensor = encode_shared(spec, old, new)
         assert tensor is not None
         return tensor, len(tensor.payload)
 
@@ -101,9 +108,9 @@ class PartWriter:
         self._waiting_bytes = 0
         self._parts = 0
 
-    def add(self, spec: TensorSpec, old: Bits, new: Bits, positions: Positions, also: Also, prints: Prints) -> None:
+    def add(self, spec: TensorSpec, old: Bits, sent: Sent, prints: Prints) -> None:
         """Take one tensor that has something to send; its row is in the write-ahead set, though not yet on disk."""
-        tensor, size = self._coder.code(spec, old, new, positions, also, prints)
+        tensor, size = self._coder.code(spec, old, sent, prints)
         self._waiting.append(tensor)
         self._waiting_bytes += size
         if self._waiting_bytes >= self._part_bytes:

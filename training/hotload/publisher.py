@@ -8,7 +8,7 @@ unfinished attempt may have written; one commit record moves the head; the basel
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from groundhop.training.hotload.changes import Encoding
 from groundhop.training.hotload.checkpoint import Checkpoint, same_tensors
 from groundhop.training.hotload.fleet import Fleet, NoFleet, OperationHint
 from groundhop.training.hotload.lease import Lease
-from groundhop.training.hotload.named import Given, Named
+from groundhop.training.hotload.named import Given, Named, Take, cast
 from groundhop.training.hotload.parts import PartWriter, make_coder
 from groundhop.training.hotload.recovery import covered, follow, held_attempt, recover
 from groundhop.training.hotload.step import Together, encode_step
@@ -72,6 +72,7 @@ class Publisher:
         anchor_every: int = 20,
         part_bytes: int = PART_BYTES,
         mapped: bool = True,
+        devices: Collection[str] = (),
         lease_s: float = 60.0,
         take_over: bool = False,
         checkpoint: Callable[[str], None] = lambda place: None,
@@ -79,8 +80,10 @@ class Publisher:
         """Publish to `objects`, with `folder` for what must survive a kill.
 
         `run_id`: a store belongs to one run. `owner`: who publishes; another owner waits `lease_s` after our last word, unless
-        it says `take_over`. `mapped`: the baseline lies in a file of `folder`, else in memory. `checkpoint` is called with the
-        name of each place of the protocol, so that a test can end the process there.
+        it says `take_over`. `mapped`: the baseline lies in a file of `folder`, else in memory. `devices`: types of devices (as
+        `cuda`) whose tensors are compared there with a copy of the baseline, which takes the checkpoint's bytes on the device;
+        other tensors come to the host whole. `checkpoint` is called with the name of each place of the protocol, so that a
+        test can end the process there.
         """
         self._lease = Lease(objects, run_id, owner, layout)
         self._folder, self._fleet = folder, fleet
@@ -88,6 +91,8 @@ class Publisher:
         self._encoding: Encoding = encoding
         self._anchor_every, self._part_bytes, self._mapped = anchor_every, part_bytes, mapped
         self._lease_s, self._take_over, self._at = lease_s, take_over, checkpoint
+        self._devices = devices
+        self._take: Take = cast
         self._next = self._since_anchor = 0
         self._baseline: Baseline | None = None
 
@@ -109,10 +114,13 @@ class Publisher:
         self._next = lease.next_version(file.attempt for file in self._files())
         head = lease.head()
         if head is None:
-            return self._first(source)
+            first = self._first(source)
+            self._take = _taker(self.baseline, self._devices)
+            return first
         if (run := lease.index(head.identity, head.index_sha256).run_id) != lease.run_id:
             raise ConflictError(f"the store holds run {run!r}, this is {lease.run_id!r}")
         self._baseline = recover(lease.objects, head, self._folder, self._attempts, self._mapped)
+        self._take = _taker(self._baseline, self._devices)
         if isinstance(source, Checkpoint):
             same_tensors(source.specs, self._baseline.specs, f"version {head.version}")
         self._since_anchor = len(route(lease.index, None, head.identity).deltas)
@@ -173,8 +181,8 @@ class Publisher:
         return self.baseline.identity
 
     def close(self) -> None:
-        """Let go of the baseline's file; the lease simply runs out."""
-        self._baseline = None
+        """Let go of the baseline's file and of its copies; the lease simply runs out."""
+        self._baseline, self._take = None, cast
 
     def _try(self, named: Named, attempt: Attempt, operation: OperationHint, files: list[TouchedFile]) -> Published:
         start = time.monotonic()
@@ -186,7 +194,7 @@ class Publisher:
             self._at("begun")
             with lease.delta(attempt, baseline.digest, operation) as writer:
                 parts = PartWriter(coder, writer, journal, self._part_bytes, lambda: self._at("leaving"))
-                end = encode_step(named, baseline, overwrite, journal, parts)
+                end = encode_step(named, baseline, overwrite, journal, parts, self._take)
                 self._at("encoded")
                 journal.end(end)
                 # The new file names all that the older ones do.
@@ -274,6 +282,14 @@ class Publisher:
         else:
             self._since_anchor = 0
             self._at("anchored")
+
+
+def _taker(baseline: Baseline, devices: Collection[str]) -> Take:
+    if not devices:
+        return cast
+    from groundhop.training.hotload.torch_baseline import DeviceBaseline
+
+    return DeviceBaseline(baseline, devices).take
 
 
 def _published(head: Commit, index: SnapshotIndex, start: float, encoded: float, uploaded: float) -> Published:

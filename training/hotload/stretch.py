@@ -11,7 +11,7 @@ import numpy as np
 
 from groundhop.training.hotload.bits import Bits
 from groundhop.training.hotload.classes import Bounds, Field, Placed, Ranked, choose_bounds, place, rank_in_classes
-from groundhop.training.hotload.elements import take
+from groundhop.training.hotload.elements import put, take
 from groundhop.training.hotload.kernels import compiled, fixed
 from groundhop.training.hotload.locations import Ranks
 from groundhop.training.hotload.masks import LANES, count_ones, differ, fetch_ahead
@@ -33,8 +33,8 @@ class Moved(NamedTuple):
     after: Bits
 
 
-class Stretch(Protocol):
-    """Bits of at most CHUNK_ELEMENTS elements; positions count from their start."""
+class After(Protocol):
+    """What a stretch becomes."""
 
     @property
     def size(self) -> int:
@@ -44,6 +44,10 @@ class Stretch(Protocol):
     def all(self) -> Bits:
         """Every element, in host memory."""
         ...
+
+
+class Stretch(After, Protocol):
+    """Bits of at most CHUNK_ELEMENTS elements; positions count from their start."""
 
     def at(self, positions: Ranks) -> Bits:
         """Those elements, in host memory."""
@@ -92,6 +96,25 @@ class HostStretch:
     def place(self, ranks: Sequence[Ranks], totals: Sequence[int], field: Field, bounds: Bounds) -> Placed | None:
         """As `classes.place`."""
         return place(self.bits, ranks, totals, field, bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Patched:
+    """A stretch of which the old bits lie in host memory, and what changes is known: put together only where all of it is wanted."""
+
+    before: Bits
+    moved: Moved
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return int(self.before.size)
+
+    def all(self) -> Bits:
+        """Every element."""
+        bits = self.before.copy()
+        put(bits, self.moved.positions, self.moved.after)
+        return bits
 
 
 def find_moved(old: Bits, new: Bits) -> Moved:

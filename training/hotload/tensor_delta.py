@@ -18,7 +18,7 @@ from groundhop.training.hotload.codec import (
 )
 from groundhop.training.hotload.fingerprint import Fingerprint, fingerprint, fingerprint_change
 from groundhop.training.hotload.kernels import in_parallel, spans
-from groundhop.training.hotload.stretch import HostStretch, Moved, Stretch, find_moved
+from groundhop.training.hotload.stretch import HostStretch, Moved, Patched, Stretch, find_moved
 
 Old = Callable[[int, int], Bits | Stretch]
 """Gives the canonical old bits of elements `start` to `stop` of a tensor, from host memory or as they lie on a device."""
@@ -138,23 +138,20 @@ def encode_tensor(
     *,
     encoding: Encoding = "auto",
     also: Positions | None = None,
-    positions: Positions | None = None,
     prints: tuple[Fingerprint | None, Fingerprint | None] = (None, None),
     threads: int | None = None,
 ) -> TensorDelta | None:
     """Code one tensor, None when there is nothing to send. Without `old` all of it is sent.
 
     `also`: positions that are sent whatever they hold, so that a retry reaches what an attempt before it may have
-    written; the operation is then `overwrite` and no base is demanded. `positions`: those that differ, where the caller
-    has compared already. `prints`: those of `old` and `new`, where known, which saves a read; wrong ones make a delta
-    that every reader refuses.
+    written; the operation is then `overwrite` and no base is demanded. `prints`: those of `old` and `new`, where known,
+    which saves a read; wrong ones make a delta that every reader refuses.
     Raises: InputError for bits that do not fit `spec`, and for positions out of order or out of range.
     """
     check_bits(spec.name, new, spec.unit, spec.size)
     if old is not None:
         check_bits(spec.name, old, spec.unit, spec.size)
-    for given in (also, positions):
-        _check_positions(spec, given)
+    _check_positions(spec, also)
     if also is not None and encoding != "dense":
         encoding = "overwrite"
 
@@ -165,7 +162,7 @@ def encode_tensor(
             every = Moved(np.arange(after.size, dtype=np.uint32), after, after)
             return Coded(encode_chunk(spec, None, HostStretch(after), every, start, encoding), start, every)
         before = old[start:stop]
-        moved = _moved(before, after, start, positions, also)
+        moved = _moved(before, after, start, also)
         return Coded(encode_chunk(spec, HostStretch(before), HostStretch(after), moved, start, encoding), start, moved)
 
     coded = in_parallel(one, spans(spec.size, CHUNK_ELEMENTS), threads)
@@ -177,6 +174,43 @@ def encode_tensor(
     target = prints[1] or base + print_change(coded)
     sent = np.concatenate([one.moved.positions.astype(np.int64) + one.start for one in coded])
     return TensorDelta(spec, base if also is None else None, target, chunks_of(coded), sent)
+
+
+def encode_moved(
+    spec: TensorSpec,
+    old: Bits,
+    positions: Positions,
+    values: Bits,
+    *,
+    encoding: Encoding = "auto",
+    overwrite: bool = False,
+    prints: tuple[Fingerprint, Fingerprint],
+    threads: int | None = None,
+) -> TensorDelta:
+    """As `encode_tensor` of a tensor that was compared: `values` are the new bits at `positions`, all others stay.
+
+    `overwrite`: some of them may not differ; the operation is then `overwrite` and no base is demanded. `prints`: of the tensor
+    before and after. Raises: InputError for what does not fit `spec`, and where nothing is to be sent.
+    """
+    check_bits(spec.name, old, spec.unit, spec.size)
+    check_bits(spec.name, values, spec.unit, positions.size)
+    _check_positions(spec, positions)
+    if not positions.size:
+        raise InputError(f"{spec.name}: need something to send")
+    if overwrite and encoding != "dense":
+        encoding = "overwrite"
+
+    def one(span: tuple[int, int]) -> Chunk | None:
+        start, stop = span
+        before = old[start:stop]
+        low, high = np.searchsorted(positions, span)
+        local = (positions[low:high] - start).astype(np.uint32)
+        moved = Moved(local, before[local], values[low:high])
+        return encode_chunk(spec, HostStretch(before), Patched(before, moved), moved, start, encoding)
+
+    coded = in_parallel(one, spans(spec.size, CHUNK_ELEMENTS), threads)
+    chunks = tuple(chunk for chunk in coded if chunk)
+    return TensorDelta(spec, None if overwrite else prints[0], prints[1], chunks, positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,20 +236,14 @@ def print_change(coded: Sequence[Coded]) -> Fingerprint:
     return change
 
 
-def _moved(before: Bits, after: Bits, start: int, known: Positions | None, also: Positions | None) -> Moved:
+def _moved(before: Bits, after: Bits, start: int, also: Positions | None) -> Moved:
     """What to send of a stretch that begins at `start`."""
-    if known is None and also is None:
-        return find_moved(before, after)
-    local = find_moved(before, after).positions if known is None else _within(known, start, after.size)
-    if also is not None:
-        local = np.union1d(local, _within(also, start, after.size))
-    local = local.astype(np.uint32)
+    moved = find_moved(before, after)
+    if also is None:
+        return moved
+    low, high = np.searchsorted(also, (start, start + after.size))
+    local = np.union1d(moved.positions, also[low:high] - start).astype(np.uint32)
     return Moved(local, before[local], after[local])
-
-
-def _within(positions: Positions, start: int, size: int) -> Positions:
-    low, high = np.searchsorted(positions, (start, start + size))
-    return positions[low:high] - start
 
 
 def _stretch(old: Bits | Stretch, spec: TensorSpec, size: int, where: str) -> Stretch:

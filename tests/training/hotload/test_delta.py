@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,13 @@ from groundhop.training.hotload.delta import (
     TensorDelta,
     apply_delta,
     dump_delta,
+    encode_moved,
     encode_tensor,
     prints_of,
     read_delta,
     write_delta,
 )
-from groundhop.training.hotload.fingerprint import Fingerprint, state_digest
+from groundhop.training.hotload.fingerprint import Fingerprint, fingerprint, state_digest
 
 UNITS = {"BF16": np.uint16, "F16": np.uint16, "F32": np.uint32, "F8_E4M3": np.uint8}
 
@@ -87,12 +89,23 @@ def test_a_retry_reaches_what_an_attempt_before_it_may_have_written() -> None:
     assert weights.bits("w").tobytes() == new.tobytes()
 
 
-def test_positions_that_the_caller_found_give_the_same_bytes() -> None:
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("share", [0.05, 0.9])
+@pytest.mark.parametrize("also", [None, np.array([3, 77, 2999])])
+def test_changes_that_the_caller_found_give_the_same_bytes(
+    encoding: Encoding, share: float, also: np.ndarray[Any, Any] | None
+) -> None:
     old = noise(np.uint16, 3000)
-    new = scrambled(old, 0.05)
-    known = encode_tensor(spec("w", old), old, new, positions=np.flatnonzero(old != new))
-    assert known is not None
-    assert dump_delta([known], version=7, base_digest="", digest="") == dumped(old, new)
+    new = scrambled(old, share)
+    wanted = encode_tensor(spec("w", old), old, new, encoding=encoding, also=also)
+    assert wanted is not None
+    sent = np.flatnonzero(old != new) if also is None else np.union1d(np.flatnonzero(old != new), also)
+    prints = fingerprint(old), fingerprint(new)
+    got = encode_moved(
+        spec("w", old), old, sent, new[sent], encoding=encoding, overwrite=also is not None, prints=prints
+    )
+    found, expected = (dump_delta([one], version=7, base_digest="", digest="") for one in (got, wanted))
+    assert found == expected
 
 
 def test_chunks_of_a_long_tensor_meet_without_a_seam() -> None:

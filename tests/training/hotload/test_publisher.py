@@ -74,10 +74,10 @@ def store() -> MemoryObjects:
     return MemoryObjects()
 
 
-@pytest.fixture
-def one(store: MemoryObjects, tmp_path: Path) -> Publisher:
-    """A publisher at version 0 with two replicas, in `one.fleet`."""
-    made = publisher(store, tmp_path / "one")
+@pytest.fixture(params=[(), ("cpu",)], ids=["host", "device"])
+def one(store: MemoryObjects, tmp_path: Path, request: pytest.FixtureRequest) -> Publisher:
+    """A publisher at version 0 with two replicas, in `one.fleet`; once more as if the tensors lay on a device."""
+    made = publisher(store, tmp_path / "one", devices=request.param)
     made._fleet = fleet_of(store, BASE)
     made.start(BASE)
     return made

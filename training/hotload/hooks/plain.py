@@ -9,7 +9,7 @@ Ranks of an FSDP2 job give their publisher (rank 0) or None to `ranks.RankPublis
 """
 
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from groundhop.errors import InputError
@@ -34,12 +34,13 @@ def start_publisher(
     owner: str | None = None,
     layout: Layout = "groundhop",
     anchor_every: int = 20,
+    devices: Collection[str] = (),
 ) -> Publisher:
     """A publisher that stands on the last committed version, and goes on from it after a kill.
 
     `store`: a path or `s3://...`. `folder`: on a local disk, kept between restarts. `source`: the checkpoint that the servers were
     started on, or the trainer's tensors. `urls`: servers that are moved from here; or `control`: address and deployment of a
-    control plane, with its `token`; neither: the store only.
+    control plane, with its `token`; neither: the store only. `devices`: as ("cuda",), compares tensors there, see `Publisher`.
     Raises: ConflictError while another owner publishes; InputError, MissingError for a source that does not fit.
     """
     objects = open_objects(store)
@@ -51,6 +52,7 @@ def start_publisher(
         owner=owner or socket.gethostname(),
         layout=layout,
         anchor_every=anchor_every,
+        devices=devices,
     )
     publisher.start(
         source if isinstance(source, Iterable) and not isinstance(source, str) else open_checkpoint(Path(source))
