@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from groundhop.errors import GroundhopError, InputError
-from groundhop.training.hotload import agent_command
+from groundhop.training.hotload import agent_command, prune_command
 from groundhop.training.hotload.control import cli as control
 
 ENCODINGS = ("auto", "context", "xor", "add", "overwrite", "dense")
@@ -17,6 +17,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     _add_file_commands(commands)
     control.add_commands(commands)
     agent_command.add_commands(commands)
+    prune_command.add_commands(commands)
 
 
 def run(options: argparse.Namespace) -> str:
@@ -38,6 +39,8 @@ def _run(options: argparse.Namespace) -> str:
         return control.run(options)
     if options.action in agent_command.ACTIONS:
         return agent_command.run(options)
+    if options.action in prune_command.ACTIONS:
+        return prune_command.run(options)
     from groundhop.training.hotload import commands
 
     match options.action:

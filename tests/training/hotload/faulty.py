@@ -48,7 +48,9 @@ class Faulty:
 
     def list(self, prefix: str) -> list[str]:
         self._before("list", prefix)
-        return self._objects.list(prefix)
+        found = self._objects.list(prefix)
+        self._after("list", prefix)
+        return found
 
     def delete(self, key: str) -> None:
         self._before("delete", key)

@@ -10,6 +10,7 @@ from site_of_agents import Site
 from small_states import changed
 from store_servers import use_s3
 
+from groundhop.cli import main
 from groundhop.errors import RefusedError
 from groundhop.training.hotload.journal import Journal
 from groundhop.training.hotload.store.objects import open_objects
@@ -132,8 +133,10 @@ def test_a_newer_agent_of_the_same_replica_ends_the_older(site: Site) -> None:
     site.settled()
 
 
-def test_a_replica_that_missed_five_versions_takes_them_as_one(tmp_path: Path) -> None:
-    with Site(tmp_path, offline_after_s=1.0) as site:
+def test_a_replica_that_missed_five_versions_takes_them_as_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Site(tmp_path, offline_after_s=1.0, anchor_every=3) as site:
         for name in ("a", "b"):
             site.add(name)
             site.agent(name, keep_every=0)
@@ -144,6 +147,11 @@ def test_a_replica_that_missed_five_versions_takes_them_as_one(tmp_path: Path) -
             site.publish(seed)
         behind = site.servers["b"]
         assert digest_of(behind.weights) == digest_of(state())
+        # Nobody prunes from under it what a control plane knows that it needs.
+        prune = ["hotload", "prune", site.store, "--keep-anchors", "1"]
+        assert [main([*prune, "--dry-run"]), main([*prune, "--control", site.control])] == [0, 0]
+        counts = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith(site.store)]
+        assert counts == ["4", "0"]
         site.agent("b", keep_every=0)
         site.settled()
         assert (behind.counts["groundhop_apply"], behind.counts["groundhop_load"]) == (1, 0)

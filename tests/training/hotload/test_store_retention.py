@@ -1,5 +1,6 @@
 """Pruning removes what nobody needs, and never what a live replica or a resumable trainer needs."""
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from test_store_log import commit
 from test_store_route import delta, full, reader
 
+from groundhop.cli import main
 from groundhop.errors import InputError, MissingError, StoreError
 from groundhop.training.hotload.store.index import index_key
 from groundhop.training.hotload.store.log import CommitLog
@@ -203,6 +205,56 @@ def test_what_killed_attempts_left_goes_and_what_is_being_written_stays(tmp_path
     prune(objects, log, set(), {identity_of(0)}, keep_anchors=1)
     left = set(objects.list(""))
     assert {key: key in left for key in strays} == strays
+
+
+def test_what_is_committed_while_it_looks_stays(tmp_path: Path) -> None:
+    objects = open_objects(tmp_path)
+    log = CommitLog(objects)
+    publish(objects, log, 2, anchors=())
+    identity = identity_of(3)
+    writer = SnapshotWriter(objects, identity, version=3, kind="delta", base=identity_of(2))
+
+    def commit_now(method: str, key: str) -> None:
+        if (method, key) == ("list", ""):
+            writer.finish(digest="")
+            CommitLog(objects).commit(
+                log.epoch(), identity_of(2), txn="t3", identity=identity, version=3, index_sha256="", digest=""
+            )
+
+    with writer:
+        writer.add(b"delta 3")
+        # Its part lies there when the store is listed, its index does not.
+        wait_until_listed(objects, identity)
+        prune(Faulty(objects, after=commit_now), log, set(), set(), keep_anchors=1)
+    assert all(objects.size(part.key) for part in read_index(objects, identity).parts)
+
+
+def wait_until_listed(objects: Objects, folder: str) -> None:
+    """Until a writer's thread has brought a first part to the store."""
+    end = time.monotonic() + 60
+    while not objects.list(folder):
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_the_command_names_what_it_deletes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    objects = open_objects(tmp_path)
+    publish(objects, CommitLog(objects), 4, anchors=(3,))
+    command = ["hotload", "prune", str(tmp_path), "--keep-anchors", "1"]
+    assert main([*command, "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"{tmp_path}: 4 snapshots would go"
+    assert len(folders(objects)) == 6
+    assert main([*command, "--keep", identity_of(2)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"{tmp_path}: 0 snapshots deleted"
+    assert main(command) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [*(identity_of(v) for v in range(4)), f"{tmp_path}: 4 snapshots deleted"]
+    assert folders(objects) == {identity_of(4), anchor_of(identity_of(3))}
+
+
+def test_a_store_without_a_log_is_not_pruned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hotload", "prune", str(tmp_path)]) == 1
+    assert "no committed snapshot" in capsys.readouterr().err
 
 
 def test_the_head_is_never_pruned(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ A chain whose lower end was pruned corrupts whoever replays it (NovaSky-AI/SkyRL
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from groundhop.errors import GroundhopError, InputError, MissingError
@@ -17,7 +17,7 @@ from groundhop.training.hotload.store.index import (
     index_key,
     read_index,
 )
-from groundhop.training.hotload.store.log import Abort, Commit, CommitLog
+from groundhop.training.hotload.store.log import Abort, Commit, CommitLog, Entry
 from groundhop.training.hotload.store.objects import Objects
 from groundhop.training.hotload.store.route import CHAIN_LIMIT, Route, route
 
@@ -89,11 +89,17 @@ def prune(
     live: AbstractSet[str],
     resumable: AbstractSet[str],
     keep_anchors: int = 2,
+    *,
+    dry_run: bool = False,
 ) -> list[str]:
     """Delete what nobody needs, and what killed attempts left. Returns the identities that went. The head always counts as live.
 
-    An index goes before its parts: what readers can find is whole. A prune that was killed is finished by the next one.
+    An index goes before its parts: what readers can find is whole. A prune that was killed is finished by the next one. It may
+    run beside a publisher and its readers. `dry_run`: only say what would go.
     """
+    # The log first: what it says is committed has its index by the time of the listing, so that one without is half pruned.
+    entries = log.entries()
+    head = next((entry for entry in reversed(entries) if isinstance(entry, Commit)), None)
     keys = objects.list("")
     by_folder: dict[str, list[str]] = {}
     for key in keys:
@@ -101,12 +107,13 @@ def prune(
         if file and "/" not in file:
             by_folder.setdefault(folder, []).append(key)
     indexes = {name: read_index(objects, name) for name in by_folder if f"{name}/{INDEX_NAME}" in by_folder[name]}
-    head = log.head()
     wanted = plan_pruning(indexes.values(), live | ({head.identity} if head else set()), resumable, keep_anchors)
+    if dry_run:
+        return wanted
     for name in wanted:
         objects.delete(index_key(name))
         _delete(objects, by_folder[name])
-    for name in _left_behind(log, by_folder.keys() - indexes.keys() - live - resumable, indexes):
+    for name in _left_behind(entries, by_folder.keys() - indexes.keys() - live - resumable, indexes):
         _delete(objects, by_folder[name])
     for name, index in indexes.items():
         if name not in wanted:
@@ -116,10 +123,12 @@ def prune(
     return wanted
 
 
-def _left_behind(log: CommitLog, folders: AbstractSet[str], indexes: Mapping[str, SnapshotIndex]) -> list[str]:
+def _left_behind(
+    entries: Sequence[Entry], folders: AbstractSet[str], indexes: Mapping[str, SnapshotIndex]
+) -> list[str]:
     """Folders without an index to which nobody writes: the log says that they were committed (and so are half pruned), or given up."""
     newest_full = max((index.version for index in indexes.values() if index.kind == "full"), default=-1)
-    settled = {entry.identity: entry.version for entry in log.entries() if isinstance(entry, Commit | Abort)}
+    settled = {entry.identity: entry.version for entry in entries if isinstance(entry, Commit | Abort)}
 
     def idle(name: str) -> bool:
         # An anchor is uploaded after its commit; it is left behind when the snapshot beside it is gone and a newer one is there.
