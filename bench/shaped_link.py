@@ -43,7 +43,12 @@ class Link:
         self.port = int(server.sockets[0].getsockname()[1])
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there = await asyncio.open_connection("127.0.0.1", self._port)
+        try:
+            there = await asyncio.open_connection("127.0.0.1", self._port)
+        except OSError:
+            # A client that is not hung up on would wait for its whole time limit.
+            writer.close()
+            return
         ways = self._pass(reader, there[1], "up"), self._pass(there[0], writer, "down")
         await asyncio.gather(*ways, return_exceptions=True)
 
