@@ -329,7 +329,7 @@ def test_a_step_that_would_move_the_policy_past_the_budget_is_scaled(
     tiny: Path, tmp_path: Path, optimizer: str
 ) -> None:
     solve = Agent(Server(tiny), half_right)
-    for row in train(tiny, tmp_path, solve, steps=2, optimizer=optimizer, kl_budget=1e-7, learning_rate=1e-3):
+    for row in train(tiny, tmp_path, solve, steps=2, optimizer=optimizer, kl_budget=1e-7, bf16=True):
         assert row.kl_budget is not None and row.kl_predicted is not None and row.step_scale is not None
         assert 0.5e-7 <= row.kl_budget <= 1e-7 < row.kl_predicted
         assert row.step_scale == pytest.approx((row.kl_budget / row.kl_predicted) ** 0.5)

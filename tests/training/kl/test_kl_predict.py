@@ -2,12 +2,16 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as functional
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from small_policies import (
     WORDS,
     Lossy,
@@ -194,12 +198,26 @@ def test_no_fused_attention_is_used_while_probing() -> None:
     assert predict(table, DenseDirection({"through.0.weight": torch.eye(11)}), [probe(11)]) > 0
 
 
-def test_bfloat16_autocast_predicts_nearly_the_same() -> None:
+def test_autocast_around_the_model_or_inside_of_it_changes_no_prediction() -> None:
     model, batch = llama(), probe()
     direction = LowRankDirection(low_rank_parts(model))
     plain = predict(model, direction, [batch])
     with torch.autocast("cpu", torch.bfloat16):
-        assert predict(model, direction, [batch]) == pytest.approx(plain, rel=0.1)
+        assert predict(model, direction, [batch]) == plain
+    with prepared(model):
+        rounded, before = model.forward, list[Tensor]()
+        assert predict(model, direction, [batch], kept=before) == plain
+        assert realised(model, [batch], before) == 0.0
+        assert model.forward is rounded
+
+
+@contextmanager
+def prepared(model: Any) -> Iterator[None]:
+    """As the Trainer hands a model to accelerate under BF16."""
+    try:
+        yield Accelerator(cpu=True, mixed_precision="bf16").prepare(model)
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def state_of(model: Any) -> Any:
