@@ -1,6 +1,7 @@
 """Two real vLLM servers under the control plane, a stream of requests, ten hot-loads, and what goes wrong meanwhile.
 
-An agent is killed while it writes, one joins late, a server starts anew; in the end all equals a fresh server.
+An agent is killed while it writes, one joins late, two more hot-loads are strictly on-policy, a server starts anew; in the end all
+equals a fresh server.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from groundhop.config import ServeConfig
 from groundhop.serve import Servers
@@ -36,6 +38,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 pytest.importorskip("vllm")
 
 PROMPT = list(range(20, 60))
+LONG = 10 * PROMPT
+"""Long enough for whole blocks of the prompt cache, which have 128 tokens on the CPU."""
 HOT_LOADS = 10
 PATIENCE_S = 300.0
 COMMAND = "import sys; from groundhop.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -191,31 +195,42 @@ def digest(url: str) -> str:
     return str(answer["digest"])
 
 
+@contextlib.contextmanager
+def streaming(site: Site) -> Iterator[list[Sent]]:
+    """Requests of 30 and of 200 tokens to both servers, one after another, every third for one version; all are answered at the end."""
+    over, sent = threading.Event(), list[Sent]()
+
+    def stream(server: int, tokens: int) -> None:
+        number = 0
+        while not over.is_set():
+            number += 1
+            least = site.committed
+            exact = least if number % 3 == 0 else None
+            answer = generate(site.urls[server], tokens, **({} if exact is None else {"exact_version": exact}))
+            sent.append(Sent(server, least, exact, answer.status_code, answer.json()))
+
+    threads = [threading.Thread(target=stream, args=(server, tokens)) for server in (0, 1) for tokens in (30, 200)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield sent
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
 def test_a_stream_of_requests_goes_through_ten_hot_loads(site: Site) -> None:
     """Nothing is lost, every token's version is told and right, both replicas end on the same bits."""
     relay = Relay(site.urls[1])
     site.agent("a", site.urls[0])
     site.until_serving("a")
     site.publisher.start(open_checkpoint(site.base))
-    over, sent = threading.Event(), list[Sent]()
-
-    def stream(server: int, tokens: int, every: int) -> None:
-        number = 0
-        while not over.is_set():
-            number += 1
-            least = site.committed
-            exact = least if number % every == 0 else None
-            answer = generate(site.urls[server], tokens, **({} if exact is None else {"exact_version": exact}))
-            sent.append(Sent(server, least, exact, answer.status_code, answer.json()))
-
-    threads = [threading.Thread(target=stream, args=(s, tokens, 3)) for s in (0, 1) for tokens in (30, 200)]
     site.publish(0)
     # The second replica joins two versions late; until then its server makes tokens under its own label.
     site.publish(1)
     site.agent("b", relay.url)
     site.until_serving("a", "b")
-    for thread in threads:
-        thread.start()
 
     def kill() -> None:
         site.agents["b"].send_signal(signal.SIGKILL)
@@ -224,16 +239,12 @@ def test_a_stream_of_requests_goes_through_ten_hot_loads(site: Site) -> None:
         site.agent("b", relay.url)
 
     killed: list[str] = []
-    try:
+    with streaming(site) as sent:
         for seed in range(2, HOT_LOADS):
             if seed == 5:
                 relay.word, relay.seen = b"groundhop_apply", kill
             published = site.publish(seed)
         site.until_serving("a", "b")
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
     assert killed == ["dirty"]
     assert {digest(url) for url in site.urls} == {published.digest}
     assert len(sent) > 2 * HOT_LOADS
@@ -262,6 +273,48 @@ def check(one: Sent, newest: int) -> None:
     assert versions == sorted(set(versions))
     assert one.least <= versions[0] <= versions[-1] <= newest
     assert one.exact is None or versions == [one.exact]
+
+
+def test_a_barrier_lets_no_request_run_over_the_change(site: Site) -> None:
+    """Requests in flight are drained, every answer is of one version, and prompts cached under the old weights are forgotten."""
+    client = ControlClient(site.control)
+    config = client.deployment("d").config
+    client.put_deployment("d", replace(config, transition_mode="BARRIER"))
+    try:
+        # After this one the gate salts no prompt: only the reset keeps the next weights from these keys and values.
+        site.publish(HOT_LOADS)
+        for url in site.urls:
+            before = cached_tokens(url)
+            generate(url, 1, token_ids=LONG)
+            generate(url, 1, token_ids=LONG)
+            assert cached_tokens(url) >= before + 256
+        with streaming(site) as sent:
+            wait_for_answers(sent)
+            published = site.publish(HOT_LOADS + 1)
+            assert client.barrier("d", published.identity, wait_s=25.0).ready
+            wait_for_answers(sent)
+    finally:
+        client.put_deployment("d", config)
+    assert {digest(url) for url in site.urls} == {published.digest}
+    for one in sent:
+        check(one, site.committed)
+    served = [[int(span["version"]) for span in spans_of(one)] for one in sent if one.status == 200]
+    assert {len(versions) for versions in served} == {1}
+    assert {versions[0] for versions in served} == {published.version - 1, published.version}
+
+
+def wait_for_answers(sent: list[Sent]) -> None:
+    """Until each server has answered one more request; the next ones are in flight then."""
+    seen, end = len(sent), time.monotonic() + PATIENCE_S
+    while {one.server for one in sent[seen:] if one.status == 200} != {0, 1}:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def cached_tokens(url: str) -> float:
+    """Prompt tokens so far that a server found in its cache."""
+    lines = httpx.get(f"{url}/metrics", trust_env=False, timeout=60).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:prefix_cache_hits_total"))
 
 
 def test_the_gate_serves_the_version_that_is_here_and_no_other(site: Site) -> None:
@@ -297,6 +350,8 @@ def test_all_equals_a_fresh_server_and_one_that_starts_anew_catches_up(site: Sit
         for other in answers[1:]:
             assert other["token_ids"] == answers[0]["token_ids"]
             assert other["logprobs"] == answers[0]["logprobs"]
+        cached = [generate(url, 16, token_ids=LONG).json()["choices"][0]["logprobs"] for url in everyone]
+        assert all(one == cached[0] for one in cached)
         sums = [
             httpx.post(f"{url}/weight_checker", json={"action": "checksum"}, trust_env=False, timeout=60).json()
             for url in everyone
