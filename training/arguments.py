@@ -74,7 +74,8 @@ def shared_arguments(
         "bf16": bf16,
         "use_cpu": on_cpu,
         "gradient_checkpointing": not on_cpu,
-        "gradient_checkpointing_kwargs": {"use_reentrant": False},  # LoGRA's capture sits in the graph of the second pass
+        # LoGRA's capture sits in the graph of the second pass, which reentrant checkpointing would not show.
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
         "dataloader_pin_memory": False,
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
