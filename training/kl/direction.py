@@ -3,7 +3,7 @@
 Axes: d rows and k columns of a weight, r the rank of its step.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from groundhop.errors import InputError
 
 Uses = list[tuple[nn.Module, str]]
+Replace = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,10 @@ class Direction(Protocol):
         """
         ...
 
+    def shift(self, model: nn.Module, alpha: float) -> AbstractContextManager[None]:
+        """While the block runs, `model(...)` computes as if `alpha` of the step were taken; the weights stay as they are."""
+        ...
+
     def dense(self, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
         """Each weight that moves, once, with its step in full, one at a time."""
         ...
@@ -62,6 +67,18 @@ class LowRankDirection:
     @contextmanager
     def inject(self, model: nn.Module) -> Iterator[None]:
         """Let all layers at once add their part to the tangent; what lies below reaches them through their own JVP."""
+        with self._hooked(model, _add_tangent, _dual):
+            yield
+
+    @contextmanager
+    def shift(self, model: nn.Module, alpha: float) -> Iterator[None]:
+        """Let all layers add `alpha` of their part to what they put out."""
+        with self._hooked(model, partial(_add_share, alpha), partial(_moved, alpha)):
+            yield
+
+    @contextmanager
+    def _hooked(self, model: nn.Module, add: Callable[..., Tensor], replace: Replace) -> Iterator[None]:
+        """`add` as forward hook where a weight is used by plain linear layers alone, `replace` for it elsewhere."""
         uses = uses_of(model)
         full: list[tuple[Tensor, Tensor]] = []
         with ExitStack() as stack:
@@ -69,10 +86,10 @@ class LowRankDirection:
                 users = uses[id(weight)]
                 if all(_is_plain_linear(module, name) for module, name in users):
                     for module, _ in users:
-                        stack.callback(module.register_forward_hook(partial(_add_tangent, part)).remove)
+                        stack.callback(module.register_forward_hook(partial(add, part)).remove)
                 else:
                     full.append((weight, _multiply(part)))
-            stack.enter_context(_dual(uses, full))
+            stack.enter_context(_placed(uses, full, replace))
             yield
 
     def dense(self, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
@@ -110,7 +127,13 @@ class DenseDirection:
     @contextmanager
     def inject(self, model: nn.Module) -> Iterator[None]:
         """Put dual numbers in the place of the parameters, wherever one is used."""
-        with _dual(uses_of(model), self.dense(model)):
+        with _placed(uses_of(model), self.dense(model), _dual):
+            yield
+
+    @contextmanager
+    def shift(self, model: nn.Module, alpha: float) -> Iterator[None]:
+        """Put moved copies in the place of the parameters."""
+        with _placed(uses_of(model), self.dense(model), partial(_moved, alpha)):
             yield
 
     def dense(self, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
@@ -142,17 +165,27 @@ class JointDirection:
     @contextmanager
     def inject(self, model: nn.Module) -> Iterator[None]:
         """Inject both. Raises: InputError also when a weight has two steps."""
-        low = {id(weight) for weight, _ in self._low.weights(model)}
-        if any(id(weight) in low for weight, _ in self._dense.dense(model)):
-            raise InputError("a weight has a low-rank step and a full one: need one of them")
+        self._refuse_overlap(model)
         # Low rank first: it looks for weights where the dual numbers of the other will stand.
         with self._low.inject(model), self._dense.inject(model):
+            yield
+
+    @contextmanager
+    def shift(self, model: nn.Module, alpha: float) -> Iterator[None]:
+        """Shift by both. Raises: InputError also when a weight has two steps."""
+        self._refuse_overlap(model)
+        with self._low.shift(model, alpha), self._dense.shift(model, alpha):
             yield
 
     def dense(self, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
         """The weights of both."""
         yield from self._low.dense(model)
         yield from self._dense.dense(model)
+
+    def _refuse_overlap(self, model: nn.Module) -> None:
+        low = {id(weight) for weight, _ in self._low.weights(model)}
+        if any(id(weight) in low for weight, _ in self._dense.dense(model)):
+            raise InputError("a weight has a low-rank step and a full one: need one of them")
 
 
 def uses_of(model: nn.Module) -> dict[int, Uses]:
@@ -166,32 +199,50 @@ def uses_of(model: nn.Module) -> dict[int, Uses]:
 
 
 @contextmanager
-def _dual(uses: Mapping[int, Uses], steps: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
+def _placed(uses: Mapping[int, Uses], steps: Iterable[tuple[Tensor, Tensor]], replace: Replace) -> Iterator[None]:
+    """Put `replace(weight, step)` wherever a weight is used, and the weights back afterwards."""
     placed: list[tuple[nn.Module, str, Tensor]] = []
     try:
         for weight, step in steps:
             if hasattr(weight, "full_tensor"):
                 raise InputError("a sharded parameter (DTensor) has no full step: need a low-rank one or plain weights")
-            dual = forward_ad.make_dual(weight.detach(), step.to(weight).neg())
+            instead = replace(weight.detach(), step.to(weight))
             for module, name in uses[id(weight)]:
                 # Not setattr: it refuses to put a plain tensor where a parameter was.
-                module._parameters[name] = dual
+                module._parameters[name] = instead  # type: ignore[assignment]
                 placed.append((module, name, weight))
         yield
     finally:
         for module, name, weight in placed:
-            module._parameters[name] = weight
+            module._parameters[name] = weight  # type: ignore[assignment]
+
+
+def _dual(weight: Tensor, step: Tensor) -> Tensor:
+    return forward_ad.make_dual(weight, step.neg())  # type: ignore[no-any-return]
+
+
+def _moved(alpha: float, weight: Tensor, step: Tensor) -> Tensor:
+    return weight - alpha * step
 
 
 def _add_tangent(part: LowRank, module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    """Forward hook of a linear layer: its own weight's share, -(x Aᵀ) Uᵀ, on top of what came through x."""
+    """Forward hook of a linear layer: its own weight's share on top of what came through x."""
     primal, tangent = forward_ad.unpack_dual(output)
-    x = forward_ad.unpack_dual(arguments[0]).primal
+    ours = _share(part, forward_ad.unpack_dual(arguments[0]).primal).to(primal.dtype)
+    return forward_ad.make_dual(primal, ours if tangent is None else tangent + ours)  # type: ignore[no-any-return]
+
+
+def _add_share(alpha: float, part: LowRank, module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """Forward hook of a linear layer whose weight stands `alpha` along its step."""
+    return output + (alpha * _share(part, arguments[0])).to(output.dtype)
+
+
+def _share(part: LowRank, x: Tensor) -> Tensor:
+    """-(x Aᵀ) Uᵀ: what a whole step adds to y = x Wᵀ."""
     wide = torch.promote_types(x.dtype, torch.float32)
     with torch.autocast(x.device.type, enabled=False):
         inner = x.to(wide) @ part.projection.to(x.device, wide).T
-        ours = (inner @ part.factor.to(x.device, wide).T).neg().to(primal.dtype)
-    return forward_ad.make_dual(primal, ours if tangent is None else tangent + ours)  # type: ignore[no-any-return]
+        return (inner @ part.factor.to(x.device, wide).T).neg()
 
 
 def _is_plain_linear(module: nn.Module, name: str) -> bool:

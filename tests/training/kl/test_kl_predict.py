@@ -29,6 +29,7 @@ from small_policies import (
 from torch import Tensor, nn
 
 from groundhop.errors import InputError, StepError
+from groundhop.training.kl.differences import moved
 from groundhop.training.kl.direction import DenseDirection, JointDirection, LowRank, LowRankDirection
 from groundhop.training.kl.predict import divergences, half_variances, predict, realised
 from groundhop.training.kl.probe import Probe
@@ -372,3 +373,20 @@ def test_k6_two_processes_predict_and_measure_what_one_does_also_with_sharded_we
     for _, _, _, whole, sharded, refused, *_ in said:
         assert float(sharded) == pytest.approx(float(whole), rel=1e-6)
         assert "DTensor" in refused
+
+
+@pytest.mark.parametrize("form", ["low rank", "dense", "joint"])
+def test_a_shifted_model_computes_as_if_the_step_were_taken_and_is_itself_again(form: str) -> None:
+    model, batch = llama().eval(), probe()
+    parts = low_rank_parts(model)
+    full = {"model.embed_tokens.weight": noise(dict(model.named_parameters()))["model.embed_tokens.weight"]}
+    low, dense = LowRankDirection(parts), DenseDirection(full)
+    direction = {"low rank": low, "dense": dense, "joint": JointDirection(low, dense)}[form]
+    before, plain = state_of(model), logits_at(model, batch)
+    with direction.shift(model, 0.7):
+        shifted = logits_at(model, batch)
+    assert state_of(model) == before
+    with moved(model, direction, 0.7):
+        expected = logits_at(model, batch)
+    torch.testing.assert_close(shifted, expected, rtol=1e-5, atol=1e-5)
+    assert float((shifted - plain).abs().max()) > 1e-2
