@@ -328,7 +328,7 @@ class GrpoStep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kl_predicted: float | None = None
     """KL of the whole step, predicted before it was taken."""
     kl_realised: float | None = None
-    """KL of the step as it was taken, measured afterwards on the same rollouts."""
+    """Exact KL of the share that was taken, on the same rollouts."""
     step_scale: float | None = None
     """Share of the whole step that was taken."""
     changed: int

@@ -1,9 +1,12 @@
-"""How far the policy may move in one update, and which share of an update that allows (`kl.md` 3.2)."""
+"""How far the policy may move in one update, and which share of an update that allows (docs/logra.md)."""
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from groundhop.errors import ConfigError, InputError, StepError
+
+_TRIALS, _TOLERANCE, _LARGEST_CORRECTION = 4, 0.05, 2.0
 
 
 def step_size(predicted: float, budget: float, alpha_max: float) -> float:
@@ -16,6 +19,30 @@ def step_size(predicted: float, budget: float, alpha_max: float) -> float:
     if predicted == 0:
         return min(1.0, alpha_max)
     return min(alpha_max, math.sqrt(budget / predicted))
+
+
+class Tried(NamedTuple):
+    """A share of an update, and the exact KL that trying it gave."""
+
+    alpha: float
+    realised: float
+    trials: int
+
+
+def tried_size(predicted: float, budget: float, alpha_max: float, trial: Callable[[float], float]) -> Tried:
+    """`step_size`, corrected by the exact KL that `trial(alpha)` gives until that is within 5 % of the budget, or the share cannot grow.
+
+    KL grows with about the square of the share, so one correction is nearly always enough; after four trials the last one stands.
+    Raises: StepError when a KL is negative or not finite.
+    """
+    alpha = step_size(predicted, budget, alpha_max)
+    for trials in range(1, _TRIALS + 1):
+        found = trial(alpha)
+        better = min(alpha_max, alpha * step_size(found, budget, _LARGEST_CORRECTION))
+        if abs(found - budget) <= _TOLERANCE * budget or better == alpha or trials == _TRIALS:
+            break
+        alpha = better
+    return Tried(alpha, found, trials)
 
 
 class Budget:

@@ -9,14 +9,13 @@ from torch import Tensor, nn
 
 from groundhop.errors import InputError
 from groundhop.training.heads import inner
-from groundhop.training.kl.budget import Budget, step_size
+from groundhop.training.kl.budget import Budget, step_size, tried_size
 from groundhop.training.kl.direction import Direction
 from groundhop.training.kl.predict import predict, realised
 from groundhop.training.kl.probe import Probe
 from groundhop.training.kl.proposal import DenseProposer, Proposer
 
 _STATE = "kl_control"
-_TRIALS, _TOLERANCE, _LARGEST_CORRECTION = 4, 0.05, 2.0
 
 
 class Predict(Protocol):
@@ -111,17 +110,16 @@ class Controlled(torch.optim.Optimizer):
         probes = self._probes()
         kept: list[Tensor] | None = [] if self._measure else None
         predicted = self._predict(self._model, direction, probes, temperature=self._temperature, kept=kept)
-        alpha = step_size(predicted, budget, self._alpha_max)
         if kept is None:
-            return StepControl(predicted, budget, alpha, None)
-        for left in reversed(range(_TRIALS)):
+            return StepControl(predicted, budget, step_size(predicted, budget, self._alpha_max), None)
+
+        def trial(alpha: float) -> float:
             with direction.shift(inner(self._model), alpha):
-                found = realised(self._model, probes, kept, temperature=self._temperature)
-            better = min(self._alpha_max, alpha * step_size(found, budget, _LARGEST_CORRECTION))
-            if abs(found - budget) <= _TOLERANCE * budget or better == alpha or not left:
-                break
-            alpha = better
-        return StepControl(predicted, budget, alpha, found)
+                found: float = realised(self._model, probes, kept, temperature=self._temperature)
+            return found
+
+        tried = tried_size(predicted, budget, self._alpha_max, trial)
+        return StepControl(predicted, budget, tried.alpha, tried.realised)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients."""

@@ -1,6 +1,6 @@
 """Predict the KL by finite differences in float32, for models whose forward pass has no forward-mode derivative.
 
-In bfloat16 they are useless at the size of a natural step (`kl.md` 3.4), so other weights are refused.
+In bfloat16 they are useless at the size of a natural step (docs/logra.md), so other weights are refused.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The direction of an update, and how a forward pass carries its derivative along it (`kl.md` 3.3).
+"""The direction of an update, and how a forward pass carries its derivative along it (docs/logra.md).
 
 Axes: d rows and k columns of a weight, r the rank of its step.
 """

@@ -1,4 +1,4 @@
-"""Predict the KL divergence that an update will cause, by one forward-mode derivative (`kl.md` 3.2); measure it afterwards.
+"""Predict the KL divergence that an update will cause, by one forward-mode derivative (docs/logra.md); measure it afterwards.
 
 With p = softmax(z/T) at a generated token and u = dz/dalpha / T along the update, KL(p || p_alpha) is alpha² times half the
 variance of u under p, up to alpha³. Axes: n tokens, V words.

@@ -1,4 +1,4 @@
-"""Collect sketches S = G Aᵀ of weight gradients during the backward pass, so that no dense gradient stays (`logra.md` 2.3 and 2.6).
+"""Collect sketches S = G Aᵀ of weight gradients during the backward pass, so that no dense gradient stays (docs/logra.md).
 
 Two ways. "activation": an `nn.Linear` with a frozen weight projects its input x to x Aᵀ in the forward pass and adds (dL/dy)ᵀ (x Aᵀ) in the
 backward pass; neither x nor G is kept. "gradient": each weight's finished gradient is projected and freed on the spot.

@@ -1,6 +1,6 @@
 """How much memory a trainer holds for weights, gradients and optimizer state, with AdamW and with LoGRA.
 
-Formulas: section 2.4 of our notes on LoGRA (arXiv 2610.06647), restated in docs/logra.md. Activations are not in them: they depend on the
+Formulas: docs/logra.md, after LoGRA (arXiv 2610.06647). Activations are not in them: they depend on the
 batch, not on the optimizer, except that a target layer keeps its input as rank instead of columns wide.
 """
 

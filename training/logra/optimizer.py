@@ -1,4 +1,4 @@
-"""LoGRA as a plain `torch.optim.Optimizer`, which can also propose a step and take a part of it (`logra.md` 2.2 and 2.3)."""
+"""LoGRA as a plain `torch.optim.Optimizer`, which can also propose a step and take a part of it (docs/logra.md)."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping

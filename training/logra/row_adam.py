@@ -1,6 +1,6 @@
 """RowAdam: one second moment for each row of a sketch, no first moment. Pure arithmetic, in both public variants.
 
-A sketch is S = G Aᵀ of shape (rows, rank), where A is `signs / sqrt(rank)`; formulas in `logra.md` 2.2. Moments are indexed by output row,
+A sketch is S = G Aᵀ of shape (rows, rank), where A is `signs / sqrt(rank)`; formulas in docs/logra.md. Moments are indexed by output row,
 so they stay valid when A is drawn again.
 """
 

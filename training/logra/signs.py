@@ -35,7 +35,7 @@ def philox(counters: Any, key: int) -> tuple[Any, Any, Any, Any]:
 
 
 def projection_seed(base: int, update: int, name: str) -> int:
-    """The 62-bit seed of one weight's projection at one update (the rule of NeMo RL's LoGRA, `logra.md` 2.2).
+    """The 62-bit seed of one weight's projection at one update (the rule of NeMo RL's LoGRA, docs/logra.md).
 
     `name` is the weight's name in the checkpoint, without the wrappers that FSDP, compile and checkpointing put around modules.
     """

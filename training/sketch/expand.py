@@ -1,7 +1,7 @@
 """A sketch's step on an FP32 master in numpy: the same bits as `quantise.apply_exact`, where there is no torch.
 
 W <- W * decay; W <- W - (integers @ signs) * 2^exponents; the checkpoint's bits are W rounded to nearest, ties to even
-(`logra.md` 2.5). The product is exact in float32 in any order, so it is left to numpy's own matrix product.
+(docs/logra.md). The product is exact in float32 in any order, so it is left to numpy's own matrix product.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Factors as integers times powers of two: `factor @ signs` then has the same bits in any order of summation, on any device.
 
 A row of the factor is q * 2^e with integers q of 8 or 16 bits. Its product with signs of ±1 is a sum of integers whose size stays
-below 2^24, where float32 holds every integer: no partial sum is ever rounded. What follows is one rounding each (`logra.md` 2.5).
+below 2^24, where float32 holds every integer: no partial sum is ever rounded. What follows is one rounding each (docs/logra.md).
 The trainer quantises before its own update and applies the same integers that it sends.
 """
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from groundhop.errors import ConfigError, InputError, StepError
-from groundhop.training.kl.budget import Budget, step_size
+from groundhop.training.kl.budget import Budget, step_size, tried_size
 
 
 @pytest.mark.parametrize(
@@ -85,3 +85,24 @@ def test_a_budget_goes_on_from_its_state() -> None:
 def test_a_budget_of_nothing_is_refused(values: tuple[float, float, int]) -> None:
     with pytest.raises(ConfigError):
         Budget(*values)
+
+
+@pytest.mark.parametrize("bend", [-3.0, 0.0, 5.0])
+def test_a_tried_step_ends_within_5_percent_of_the_budget_whatever_the_curve(bend: float) -> None:
+    def trial(alpha: float) -> float:
+        return 2.0 * alpha**2 * math.exp(bend * alpha)
+
+    tried = tried_size(2.0, 0.01, 1.0, trial)
+    assert trial(tried.alpha) == tried.realised == pytest.approx(0.01, rel=0.05)
+    assert tried.trials <= 3
+
+
+def test_a_tried_step_is_never_larger_than_allowed_and_one_that_moves_nothing_is_taken_whole() -> None:
+    assert tried_size(1e-6, 1.0, 1.0, lambda alpha: 1e-6 * alpha**2) == (1.0, 1e-6, 1)
+    assert tried_size(0.0, 1.0, 1.0, lambda alpha: 0.0) == (1.0, 0.0, 1)
+
+
+@pytest.mark.parametrize("found", [math.nan, math.inf, -1.0])
+def test_a_trial_that_gives_no_kl_takes_no_step(found: float) -> None:
+    with pytest.raises(StepError):
+        tried_size(1.0, 0.5, 1.0, lambda alpha: found)
