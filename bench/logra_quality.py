@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from groundhop import jsonl
 from groundhop.records import Trace
+from groundhop.training.allocator import keep_freed_memory
 from groundhop.training.heads import projected_only_at
 from groundhop.training.logra.optimizer import Logra
 from groundhop.training.logra.settings import LograSettings
@@ -38,7 +39,7 @@ SWEEP = {
 }
 SEEDS = (1, 2, 3)
 GOAL = 0.02
-HELD_OUT = 24
+HELD_OUT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def train(folder: Path, kind: str, rate: float, seed: int, options: argparse.Nam
         for part in (chosen[at : at + options.micro] for at in range(0, len(chosen), options.micro)):
             loss = loss_of(model, part) / count
             loss.backward()  # type: ignore[no-untyped-call]
-            total += float(loss)
+            total += float(loss.detach())
         if not isinstance(optimizer, Logra):
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -212,13 +213,14 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path("models"))
     parser.add_argument("--out", type=Path, default=Path("runs/logra-quality.jsonl"))
     parser.add_argument("--kinds", nargs="+", choices=list(SWEEP), default=list(SWEEP)[:2])
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--micro", type=int, default=2)
     parser.add_argument("--longest", type=int, default=1536)
     parser.add_argument("--write", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
+    keep_freed_memory()
     curves = run_all(prepare("smollm2-135m-instruct", options.cache), options)
     text = tables(curves, options)
     print(text)

@@ -8,6 +8,7 @@ import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import datasets
 import torch
@@ -99,7 +100,8 @@ def make_trainer(config: GrpoConfig, model: Path, output: Path, seed: int, loop:
     )
     # Rows stand for places in a batch; the tasks themselves come from `collect`, which can also replace them.
     places = datasets.Dataset.from_dict({"prompt": [f"place {n}" for n in range(config.prompts * config.steps)]})
-    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(device())
+    policy: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    policy.to(device())
     loop.optimizer = _optimizer(config, policy, seed)
     logging.getLogger("trl").setLevel(logging.ERROR)  # it warns of every row without a reward; those are counted here
     with warnings.catch_warnings():

@@ -159,7 +159,8 @@ def make_trainer(
         max_length=None,
         packing=False,
     )
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(device())
+    loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    loaded.to(device())
     optimizer = make_optimizer(
         loaded,
         config.optimizer,

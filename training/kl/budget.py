@@ -36,13 +36,13 @@ def tried_size(predicted: float, budget: float, alpha_max: float, trial: Callabl
     Raises: StepError when a KL is negative or not finite.
     """
     alpha = step_size(predicted, budget, alpha_max)
-    for trials in range(1, _TRIALS + 1):
-        found = trial(alpha)
+    trials = 0
+    while True:
+        found, trials = trial(alpha), trials + 1
         better = min(alpha_max, alpha * step_size(found, budget, _LARGEST_CORRECTION))
         if abs(found - budget) <= _TOLERANCE * budget or better == alpha or trials == _TRIALS:
-            break
+            return Tried(alpha, found, trials)
         alpha = better
-    return Tried(alpha, found, trials)
 
 
 class Budget:

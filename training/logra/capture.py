@@ -184,7 +184,7 @@ class _Collect(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Add to the sketch and pass the gradient on."""
         (gradient,), (projected,) = gradients, ctx.saved_tensors
         if ctx.seed != ctx.sketches.seeds[ctx.target.name]:

@@ -104,7 +104,7 @@ def apply_exact(weight: Tensor, quantised: Quantised, signs: Tensor, decay: floa
 @contextmanager
 def _exact_products(device: str) -> Iterator[None]:
     """Keep matrix products in float32: autocast, TF32 and bfloat16 would drop bits of 16-bit integers."""
-    places = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    places = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # pyright: ignore[reportAttributeAccessIssue]
     before = [place.fp32_precision for place in places]
     try:
         for place in places:
