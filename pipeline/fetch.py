@@ -221,6 +221,19 @@ def _ends_whole(unpacker: zstandard.ZstdDecompressor, wire: bytes) -> bool:
     return whole
 
 
+def guarded_transport(allow_private: bool, max_connections: int = 64) -> httpx.AsyncHTTPTransport:
+    """A pool of connections that refuses private addresses unless told otherwise."""
+    # Never through a proxy of the environment: it would resolve names where they cannot be looked at.
+    transport = httpx.AsyncHTTPTransport(trust_env=False)
+    transport._pool = httpcore.AsyncConnectionPool(
+        ssl_context=httpx.create_ssl_context(trust_env=False),
+        network_backend=GuardedNetwork(allow_private),
+        max_connections=max_connections,
+        keepalive_expiry=5.0,
+    )
+    return transport
+
+
 async def _anything(_: str) -> Failed | None:
     return None
 
@@ -236,14 +249,7 @@ class Fetcher:
     _transport: httpx.AsyncHTTPTransport = field(init=False)
 
     def __post_init__(self) -> None:
-        # Never through a proxy of the environment: it would resolve names where they cannot be looked at.
-        self._transport = httpx.AsyncHTTPTransport(trust_env=False)
-        self._transport._pool = httpcore.AsyncConnectionPool(
-            ssl_context=httpx.create_ssl_context(trust_env=False),
-            network_backend=GuardedNetwork(self.allow_private),
-            max_connections=64,
-            keepalive_expiry=5.0,
-        )
+        self._transport = guarded_transport(self.allow_private)
 
     async def __aenter__(self) -> "Fetcher":
         await self._transport.__aenter__()

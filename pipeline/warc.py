@@ -85,10 +85,14 @@ def read_warc(path: Path, max_bytes: int = 50_000_000) -> Iterator[Stored | Dama
 
 def read_record(pointer: WarcPointer, max_bytes: int = 50_000_000) -> Stored | Damaged:
     """Read one record by its offset and length in the file as it lies on the disk. Raises: FileNotFoundError."""
-    where = f"{pointer.file}:{pointer.offset}"
     with Path(pointer.file).open("rb") as file:
         file.seek(pointer.offset)
-        raw = file.read(pointer.length)
+        return record_from(file.read(pointer.length), pointer, max_bytes)
+
+
+def record_from(raw: bytes, pointer: WarcPointer, max_bytes: int = 50_000_000) -> Stored | Damaged:
+    """The response in the bytes that lie at `pointer`: one gzip member, or one record as it is."""
+    where = f"{pointer.file}:{pointer.offset}"
     if raw.startswith(_GZIP_MAGIC):
         try:
             raw = zlib.decompressobj(31).decompress(raw, 2 * max_bytes + _PIECE)
@@ -101,6 +105,26 @@ def read_record(pointer: WarcPointer, max_bytes: int = 50_000_000) -> Stored | D
         if answer is not None:
             return answer
     return Damaged(where, "damaged", "no response record at this place")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What a record holds that is no HTTP answer, such as the metadata records of WAT files."""
+
+    url: str
+    content_type: str
+    block: bytes
+
+
+def read_metadata(path: Path, max_bytes: int = 50_000_000) -> Iterator[Block | Damaged]:
+    """Yield the metadata records of a file in its order, and what is wrong with it. Raises: FileNotFoundError."""
+    for found in _records(path):
+        if isinstance(found, Damaged):
+            yield found
+        elif found.record.rec_type == "metadata":
+            block = _metadata(found, max_bytes)
+            if block is not None:
+                yield block
 
 
 class WarcAppender:
@@ -315,6 +339,23 @@ def _bounded(record: Any, max_bytes: int) -> bytes | None:
             body = reader.read(max_bytes + 1)
         return body if len(body) <= max_bytes else None
     return body
+
+
+def _metadata(found: _Found, max_bytes: int) -> Block | Damaged | None:
+    header = found.record.rec_headers.get_header
+    url = (header("WARC-Target-URI") or "").strip().strip("<>")
+    length = header("Content-Length") or "0"
+    if not length.isdigit():
+        return Damaged(url or found.where, "damaged", f"Content-Length {length!r}")
+    if int(length) > max_bytes:
+        return Damaged(url or found.where, "too_large", f"{length} bytes")
+    pieces = []
+    while piece := found.record.raw_stream.read(_PIECE):
+        pieces.append(piece)
+    block = b"".join(pieces)
+    if len(block) < int(length):
+        return Damaged(url or found.where, "truncated", f"{len(block)} of {length} bytes") if found.whole else None
+    return Block(url, header("Content-Type") or "", block)
 
 
 def _names(record: Any) -> list[str]:
