@@ -1,4 +1,4 @@
-"""Make the page store of a run: pages from WARC files, JSON lines and a crawl, extracted in parallel, one a key.
+"""Make the page store of a run: pages from WARC files, JSON lines, Common Crawl and a crawl, extracted in parallel, one a key.
 
 Each item's outcome goes to a ledger in the order of the sources, so that a killed run goes on behind the last line
 of it, and the final file does not depend on where it was killed or on how many workers there were.
@@ -7,6 +7,7 @@ of it, and the final file does not depend on where it was killed or on how many 
 import hashlib
 import logging
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ from msgspec import Struct
 
 from groundhop import jsonl
 from groundhop.config import PagesConfig
+from groundhop.pipeline.commoncrawl.collect import WARC as COMMONCRAWL_WARC
+from groundhop.pipeline.commoncrawl.collect import collect, collect_failures, collect_summary
 from groundhop.pipeline.crawl import WARC, crawl, crawl_failures
 from groundhop.pipeline.encoding import decode
 from groundhop.pipeline.extract import extract
@@ -136,37 +139,49 @@ def read_jsonl(path: Path) -> Iterator[Stored | Damaged]:
 def run(config: PagesConfig, folder: StageFolder, *, seed: int = 0) -> None:
     """Fill `folder` with `pages.jsonl.zst`, sorted by key, and `failures.jsonl`.
 
-    Of two pages with one key the first in the order of the sources is kept: WARC files, JSONL files, crawl.
+    Of two pages with one key the first in the order of the sources is kept: WARC files, JSONL files, Common Crawl, crawl.
     """
     if folder.done:
         return
     ledger = folder.path / LEDGER_FILE
-    fetched = folder.path / "crawl"
     # Once extraction began, the order of its items must stay: what a crawl missed is left to another run.
+    if _wants_commoncrawl(config) and not ledger.exists():
+        collect(config, folder.path / "commoncrawl", seed=seed)
     if config.crawl and not ledger.exists():
-        crawl(config, fetched, seed=seed)
-    _extract_all(config, fetched, ledger)
+        crawl(config, folder.path / "crawl", seed=seed)
+    _extract_all(config, folder.path, ledger)
     counts = _merge(folder, ledger)
+    if _wants_commoncrawl(config):
+        counts["commoncrawl"] = collect_summary(folder.path / "commoncrawl")
     folder.finish(counts)
     ledger.unlink()
 
 
-def _sources(config: PagesConfig, fetched: Path) -> Iterator[Stored | Damaged]:
-    """All items in their order: WARC files, JSONL files, crawl."""
+def _wants_commoncrawl(config: PagesConfig) -> bool:
+    return bool(config.commoncrawl or config.commoncrawl_ranks)
+
+
+def _sources(config: PagesConfig, folder: Path) -> Iterator[Stored | Damaged]:
+    """All items in their order: WARC files, JSONL files, Common Crawl, crawl."""
     for path in config.warc:
         yield from read_warc(path, config.max_bytes)
     for path in config.jsonl:
         yield from read_jsonl(path)
+    if _wants_commoncrawl(config):
+        for item in read_warc(folder / "commoncrawl" / COMMONCRAWL_WARC, config.max_bytes):
+            yield replace(item, source=config.commoncrawl_release) if isinstance(item, Stored) else item
+        missed = collect_failures(folder / "commoncrawl")
+        yield from (Damaged(row.url, row.reason or "", row.detail) for row in missed)
     if config.crawl:
-        yield from read_warc(fetched / WARC, config.max_bytes)
-        yield from (Damaged(row.url, row.reason or "", row.detail) for row in crawl_failures(fetched))
+        yield from read_warc(folder / "crawl" / WARC, config.max_bytes)
+        yield from (Damaged(row.url, row.reason or "", row.detail) for row in crawl_failures(folder / "crawl"))
 
 
-def _extract_all(config: PagesConfig, fetched: Path, ledger: Path) -> None:
+def _extract_all(config: PagesConfig, folder: Path, ledger: Path) -> None:
     with jsonl.Appender(ledger) as out:
         before = sum(1 for _ in jsonl.read(ledger, msgspec.Raw))
         settings = _Settings(config.max_bytes, config.min_chars, config.respect_opt_outs, config.user_agent)
-        work = ((item, settings) for item in islice(_sources(config, fetched), before, None))
+        work = ((item, settings) for item in islice(_sources(config, folder), before, None))
         dropped = 0
         with progress("pages", None, done=before) as shown:
             for (item, _), row in spread(_outcome, work, workers=config.workers):

@@ -18,11 +18,29 @@ NotNegative = Annotated[float, Meta(ge=0)]
 
 
 class PagesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[pages]`: where pages come from. At least one of the three sources."""
+    """`[pages]`: where pages come from. At least one of the four sources."""
 
     warc: tuple[Path, ...] = ()
     jsonl: tuple[Path, ...] = ()
     """JSON lines with `url` and `html` (and maybe `licence`, `source_repo`), plain or `.zst`."""
+    commoncrawl: tuple[str, ...] = ()
+    """What to take from a Common Crawl release: hosts, `*.domain`, `host/path*` or addresses."""
+    commoncrawl_release: Annotated[str, Meta(pattern=r"^(CC-MAIN-\d{4}-\d{2})?$")] = ""
+    """The release, e.g. `CC-MAIN-2026-30`."""
+    commoncrawl_ranks: Path | None = None
+    """A host or domain rank file that more hosts are drawn from."""
+    commoncrawl_band: tuple[Share, Share] = (0.0002, 0.01)
+    """Percentiles of harmonic rank among all rows of that file: 0 is the most popular host."""
+    commoncrawl_hosts: Count = 100
+    """Hosts drawn from the band."""
+    commoncrawl_pages_per_pattern: Count = 50
+    """At most so many pages of each pattern and each drawn host, drawn evenly."""
+    commoncrawl_index: tuple[Path, ...] = ()
+    """Parquet files or folders of the columnar index; without any the index server is asked."""
+    commoncrawl_cache: Path | None = None
+    """Where the index server's answers are kept for later runs; None keeps them in this one's folder."""
+    commoncrawl_index_url: str = "https://index.commoncrawl.org"
+    commoncrawl_data_url: str = "https://data.commoncrawl.org"
     crawl: tuple[str, ...] = ()
     """Start addresses of a polite crawl."""
     crawl_pages: Count = 500
@@ -324,6 +342,11 @@ def convert(tree: dict[str, Any], where: str) -> RunConfig:
     low, high = config.graph.band
     if low >= high:
         raise ConfigError(f"{where}: need band[0] < band[1], got {low} and {high} - at `$.graph.band`")
+    low, high = config.pages.commoncrawl_band
+    if low >= high:
+        raise ConfigError(f"{where}: need band[0] < band[1], got {low} and {high} - at `$.pages.commoncrawl_band`")
+    if (config.pages.commoncrawl or config.pages.commoncrawl_ranks) and not config.pages.commoncrawl_release:
+        raise ConfigError(f"{where}: name the release, e.g. CC-MAIN-2026-30 - at `$.pages.commoncrawl_release`")
     if config.grpo.sync == "sketch" and config.grpo.optimizer != "logra":
         raise ConfigError(f'{where}: sync = "sketch" needs optimizer = "logra" - at `$.grpo.sync`')
     return config

@@ -24,6 +24,7 @@ WITHOUT_EFFECT = frozenset(
     {
         "pages.workers",
         "pages.pace_s",
+        "pages.commoncrawl_cache",
         "questions.llm_concurrency",
         "search.replay",
         "search.requests_per_s",
