@@ -70,9 +70,36 @@ def run(
 
 def make_trainer(config: GrpoConfig, model: Path, output: Path, seed: int, loop: Loop) -> PolicyTrainer:
     """The trainer; a batch of TRL's is all groups of one optimizer step."""
+    # Rows stand for places in a batch; the tasks themselves come from `collect`, which can also replace them.
+    places = datasets.Dataset.from_dict({"prompt": [f"place {n}" for n in range(config.prompts * config.steps)]})
+    policy: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    policy.to(device())
+    loop.optimizer = _optimizer(config, policy, seed)
+    logging.getLogger("trl").setLevel(logging.ERROR)  # it warns of every row without a reward; those are counted here
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # rollout_func is called experimental
+        trainer = PolicyTrainer(
+            model=policy,
+            optimizers=(loop.optimizer, None),
+            reward_funcs=known_reward,
+            args=_arguments(config, output, seed),
+            train_dataset=places,
+            processing_class=AutoTokenizer.from_pretrained(model),
+            rollout_func=lambda prompts, owner: owner.rollouts(prompts),
+        )
+    trainer.warmup_steps = config.warmup_steps
+    trainer.collect, trainer.on_micro_batch = loop.collect, loop.show
+    site = (model, output.with_name("site")) if config.sync == "sketch" else None
+    trainer.add_our_callbacks(Steps(loop, site))
+    if isinstance(loop.optimizer, Controlled):
+        loop.optimizer.probe = lambda: trainer.probes(config.kl_probe)
+    return trainer
+
+
+def _arguments(config: GrpoConfig, output: Path, seed: int) -> TrlConfig:
     rows = config.prompts * config.group
     micro = micro_batch_of(config.micro_batch, rows)
-    args = TrlConfig(
+    return TrlConfig(
         **shared_arguments(
             learning_rate=config.learning_rate,
             bf16=config.bf16,
@@ -98,30 +125,6 @@ def make_trainer(config: GrpoConfig, model: Path, output: Path, seed: int, loop:
         ignore_data_skip=True,
         use_vllm=False,
     )
-    # Rows stand for places in a batch; the tasks themselves come from `collect`, which can also replace them.
-    places = datasets.Dataset.from_dict({"prompt": [f"place {n}" for n in range(config.prompts * config.steps)]})
-    policy: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    policy.to(device())
-    loop.optimizer = _optimizer(config, policy, seed)
-    logging.getLogger("trl").setLevel(logging.ERROR)  # it warns of every row without a reward; those are counted here
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # rollout_func is called experimental
-        trainer = PolicyTrainer(
-            model=policy,
-            optimizers=(loop.optimizer, None),
-            reward_funcs=known_reward,
-            args=args,
-            train_dataset=places,
-            processing_class=AutoTokenizer.from_pretrained(model),
-            rollout_func=lambda prompts, owner: owner.rollouts(prompts),
-        )
-    trainer.warmup_steps = config.warmup_steps
-    trainer.collect, trainer.on_micro_batch = loop.collect, loop.show
-    site = (model, output.with_name("site")) if config.sync == "sketch" else None
-    trainer.add_our_callbacks(Steps(loop, site))
-    if isinstance(loop.optimizer, Controlled):
-        loop.optimizer.probe = lambda: trainer.probes(config.kl_probe)
-    return trainer
 
 
 def _optimizer(config: GrpoConfig, policy: torch.nn.Module, seed: int) -> torch.optim.Optimizer:

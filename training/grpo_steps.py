@@ -74,15 +74,20 @@ def step_row(
 
 def with_norm(logs: dict[str, float], optimizer: torch.optim.Optimizer) -> dict[str, float]:
     """A step's logs with the gradient's norm, which a LoGRA knows and the trainer does not."""
-    inside = optimizer.wrapped if isinstance(optimizer, Controlled) else optimizer
-    return {**logs, "grad_norm": inside.last_norm} if isinstance(inside, Logra) else logs
+    made = inside(optimizer)
+    return {**logs, "grad_norm": made.last_norm} if isinstance(made, Logra) else logs
 
 
 def sketching(optimizer: torch.optim.Optimizer) -> Logra:
-    """The LoGRA inside a KL control, or the one given."""
-    inside = optimizer.wrapped if isinstance(optimizer, Controlled) else optimizer
-    assert isinstance(inside, Logra)  # the config allows sketches with LoGRA only
-    return inside
+    """The LoGRA that the trainer uses, with or without a KL control around it."""
+    made = inside(optimizer)
+    assert isinstance(made, Logra)  # the config allows sketches with LoGRA only
+    return made
+
+
+def inside(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer that a KL control wraps, or the one given."""
+    return optimizer.wrapped if isinstance(optimizer, Controlled) else optimizer
 
 
 def stale_share(collected: Collected, version: str) -> float:

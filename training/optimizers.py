@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from groundhop.config import LograConfig
-from groundhop.errors import StepError
+from groundhop.errors import NotFiniteError
 from groundhop.training.kl.budget import Budget
 from groundhop.training.kl.controlled import Controlled
 from groundhop.training.logra.optimizer import Logra
@@ -20,14 +20,17 @@ Kind = Literal["adamw", "logra"]
 
 
 class SparingLogra(Logra):
-    """A LoGRA for long runs: a step that cannot be taken is left out and said, and the next one goes on from the same weights."""
+    """A LoGRA for long runs: a step that is not finite is left out and said, and the next one goes on from the same weights.
+
+    Any other reason not to take a step would hold for the next ones too, so it stops the run.
+    """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Take the step, or none of it."""
         try:
             loss: float | None = super().step(closure)
-        except StepError as error:
+        except NotFiniteError as error:
             logger.warning("the optimizer took no step: %s", error)
             self.zero_grad()
             return None
@@ -43,7 +46,7 @@ class SparingControlled(Controlled):
         self.last = None
         try:
             loss: float | None = super().step(closure)
-        except StepError as error:
+        except NotFiniteError as error:
             logger.warning("the optimizer took no step: %s", error)
             self.zero_grad()
             return None

@@ -14,7 +14,8 @@
     ├── ConflictError(RuntimeError)      an immutable name holds other content, or somebody else was first
     ├── FencedError(RuntimeError)        a newer publisher has taken over: this one changes nothing more
     ├── RefusedError(RuntimeError)       a control plane declined, and why; asking the same again changes nothing
-    ├── StepError(ArithmeticError)       an optimizer's step cannot be taken: not finite, or out of order
+    ├── StepError(ArithmeticError)       an optimizer's step cannot be taken: calls out of order, or no derivative
+    │   └── NotFiniteError               this one step is not finite; the next may be
     ├── PlacementError(ValueError)       an engine's live weights cannot take changes in place, and why
     └── StoreError(OSError)              an object store or a disk failed: may be asked again
         └── SpaceError                   no space left: free some first
@@ -104,7 +105,11 @@ class RefusedError(GroundhopError, RuntimeError):
 
 
 class StepError(GroundhopError, ArithmeticError):
-    """An optimizer's step cannot be taken: a value is not finite, or calls came out of order. Weights are as before."""
+    """An optimizer's step cannot be taken: calls came out of order, or nothing can be predicted. Weights are as before."""
+
+
+class NotFiniteError(StepError):
+    """A gradient, a step or its predicted KL is not finite. Weights are as before, and the next step may be taken."""
 
 
 class PlacementError(GroundhopError, ValueError):

@@ -176,7 +176,7 @@ def digest_of(value: Any) -> str:
 def _digests(root: Path, stage: str) -> dict[str, str]:
     skip = {"done.json", "config.json", "metrics.jsonl", "ledger.jsonl"}
     # Derived from the records beside them, or gone when the stage is done.
-    derived = {"index", "checkpoints", "refits"}
+    derived = {"index", "checkpoints", "refits", "site"}
     files = [
         p
         for p in sorted((root / stage).rglob("*"))

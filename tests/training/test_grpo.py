@@ -374,3 +374,15 @@ def test_steps_sent_as_sketches_reach_the_servers_as_the_trainers_own_bits(tiny:
     assert all(torch.equal(final[name].float(), weight) for name, weight in server.weights.items())
     assert sum(row.sketched or 0 for row in rows) > 0
     assert [row.site_bytes is not None and row.site_bytes > 0 for row in rows] == [True] * 3
+
+
+@pytest.mark.parametrize(("offset", "left"), [(-1.0, 1.0), (1.0, 0.5)])
+def test_what_servers_overrate_is_taken_from_the_budget_down_to_its_half(
+    tiny: Path, tmp_path: Path, offset: float, left: float
+) -> None:
+    class Off(Server):
+        def log_probs(self, ids: list[int]) -> list[float]:
+            return [value + offset for value in super().log_probs(ids)]
+
+    (row,) = train(tiny, tmp_path, Agent(Off(tiny), half_right), kl_budget=1e-3)
+    assert row.kl_budget == pytest.approx(left * 1e-3)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from groundhop.errors import ConfigError, InputError, StepError
+from groundhop.errors import ConfigError, InputError, NotFiniteError
 
 _TRIALS, _TOLERANCE, _LARGEST_CORRECTION = 4, 0.05, 2.0
 
@@ -12,10 +12,10 @@ _TRIALS, _TOLERANCE, _LARGEST_CORRECTION = 4, 0.05, 2.0
 def step_size(predicted: float, budget: float, alpha_max: float) -> float:
     """The share of an update, at most `alpha_max`, whose predicted KL is within `budget`; both KLs in nats.
 
-    An update that moves nothing is taken whole. Raises: StepError when the prediction is negative or not finite.
+    An update that moves nothing is taken whole. Raises: NotFiniteError when the prediction is negative or not finite.
     """
     if not (math.isfinite(predicted) and predicted >= 0):
-        raise StepError(f"need a finite predicted KL, at least 0, got {predicted}: the update was not applied")
+        raise NotFiniteError(f"need a finite predicted KL, at least 0, got {predicted}: the update was not applied")
     if predicted == 0:
         return min(1.0, alpha_max)
     return min(alpha_max, math.sqrt(budget / predicted))
@@ -33,7 +33,7 @@ def tried_size(predicted: float, budget: float, alpha_max: float, trial: Callabl
     """`step_size`, corrected by the exact KL that `trial(alpha)` gives until that is within 5 % of the budget, or the share cannot grow.
 
     KL grows with about the square of the share, so one correction is nearly always enough; after four trials the last one stands.
-    Raises: StepError when a KL is negative or not finite.
+    Raises: NotFiniteError when a KL is negative or not finite.
     """
     alpha = step_size(predicted, budget, alpha_max)
     trials = 0

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from groundhop.errors import ConfigError, GroundhopError, StepError
+from groundhop.errors import ConfigError, GroundhopError, NotFiniteError, StepError
 from groundhop.training.kl.direction import Direction, JointDirection, LowRank, LowRankDirection
 from groundhop.training.kl.proposal import DenseProposer
 from groundhop.training.logra import row_adam
@@ -218,7 +218,7 @@ class Logra(torch.optim.Optimizer):
         native = norm_squared(gradients, self.sketches.device)
         anything, norm = float(collected) != 0.0, math.sqrt(float(collected + native))
         if not math.isfinite(norm):
-            raise StepError(f"the gradient's norm is {norm} at update {self.updates}: nothing was changed")
+            raise NotFiniteError(f"the gradient's norm is {norm} at update {self.updates}: nothing was changed")
         self.last_norm = norm
         if self.settings.max_norm is not None and norm > self.settings.max_norm:
             scale = self.settings.max_norm / norm
@@ -242,7 +242,7 @@ class Logra(torch.optim.Optimizer):
             moved = torch.stack([row_adam.gram_norm_squared(target.sketch, target.signs) for target in targets]).sum()
             rate *= math.sqrt(float(weights / moved))
         if not math.isfinite(rate):
-            raise StepError(f"the step's size is {rate} at update {self.updates}: nothing was changed")
+            raise NotFiniteError(f"the step's size is {rate} at update {self.updates}: nothing was changed")
         self.sketches.flat.mul_(rate * settings.rank**-0.5)
         return squares
 
